@@ -48,7 +48,7 @@ $(VENV)/.tests: $(VENV)/.serves
 	@touch $@
 
 test: $(VENV)/.tests $(SDK)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
-	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile)
+	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile)
 	$(if $(ARGS),,$(sdk_pytest))
 
 test-slow: $(VENV)/.tests ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
@@ -87,6 +87,20 @@ $(SDK_CREWAI)/.tests: python-sdk/pyproject.toml python-sdk/constraints-crewai.tx
 	@$(SDK_PIP) --constraint python-sdk/constraints-crewai.txt --editable './python-sdk[tests-crewai]'
 	@touch $@
 
+VLLM := .cache/vllm
+vllm: $(VLLM)/.installed ## vLLM in an environment of its own, with Upbeat's connector: for test-vllm (1 GB)
+
+# The connector is installed from this tree: its sources may change without another installation.
+$(VLLM)/.installed: bench/engine/vllm-requirements.txt vllm-plugin/requirements.txt vllm-plugin/pyproject.toml
+	@echo "making $(VLLM): vLLM and what the connector needs beside it"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/engine/vllm-requirements.txt -r vllm-plugin/requirements.txt
+	@printf '%s\n' "$(CURDIR)/vllm-plugin/src" "$(CURDIR)" > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/upbeat-vllm.pth"
+	@touch $@
+
+test-vllm: $(VENV)/.tests vllm ## the connector in real vLLM servers; minutes
+	$(call marked,vllm)
+
 # A target that selects nothing must not pass.
 define marked
 	@$(PYTEST) -m "$(1)" $(2) $(ARGS); status=$$?; if [ $$status = 5 ]; then echo "make $@: no test is marked $(1)"; exit 1; fi; exit $$status
@@ -118,7 +132,7 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 	.cache/gradio/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/recipes/gradio.txt
 
 figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
-	$(BIN)/python bench/telling.py
+	$(BIN)/python bench/write_figures.py
 
 ci-sample: $(VENV)/.tests recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
 	$(PYTEST) -m sample $(hang) $(ARGS)

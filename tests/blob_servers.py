@@ -1,7 +1,8 @@
 """Real object stores for tests, each a process of its own on a free loopback port.
 
-`rclone serve s3` ignores ranges, moto's S3 server answers them, Azurite is Azure's own emulator (installed by `make azurite`,
-else its tests are skipped), and GCS is reached by its XML API, which rclone's server speaks when it asks for no signature.
+`rclone serve s3` ignores ranges, moto's S3 server answers them, Azurite is Azure's own emulator (installed by `make
+azurite`, else its tests are skipped), and GCS is reached by its XML API, which rclone's server speaks when it asks for
+no signature.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def moto_s3() -> Iterator[BlobServer]:
     """moto's S3 server: objects in its memory, ranges answered with 206."""
     port = free_ports(1)
     with _running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
-        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT"), timeout=20).close()
+        urllib.request.urlopen(
+            urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT"), timeout=20
+        ).close()
         yield BlobServer("s3://bucket/kv", port, _s3_options(port))
 
 
@@ -98,11 +101,20 @@ def azurite_command() -> str | None:
 def azurite(command: str) -> Iterator[BlobServer]:
     """Azure's emulator with one container."""
     port = free_ports(1)
-    flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", str(port)]
+    flags = [
+        "--inMemoryPersistence",
+        "--silent",
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+        "--blobPort",
+        str(port),
+    ]
     with _running([command, *flags], port):
         _make_container(port, "box")
         endpoint = f"http://127.0.0.1:{port}/{_AZURE_ACCOUNT}"
-        yield BlobServer("az://box/kv", port, {"account_name": _AZURE_ACCOUNT, "access_key": _AZURE_KEY, "endpoint": endpoint})
+        yield BlobServer(
+            "az://box/kv", port, {"account_name": _AZURE_ACCOUNT, "access_key": _AZURE_KEY, "endpoint": endpoint}
+        )
 
 
 def _make_container(port: int, name: str) -> None:
@@ -110,7 +122,9 @@ def _make_container(port: int, name: str) -> None:
     date = formatdate(usegmt=True)
     headers = f"x-ms-date:{date}\nx-ms-version:2021-08-06\n"
     resource = f"/{_AZURE_ACCOUNT}/{_AZURE_ACCOUNT}/{name}\nrestype:container"
-    signature = hmac.new(base64.b64decode(_AZURE_KEY), f"PUT{chr(10) * 12}{headers}{resource}".encode(), hashlib.sha256).digest()
+    signature = hmac.new(
+        base64.b64decode(_AZURE_KEY), f"PUT{chr(10) * 12}{headers}{resource}".encode(), hashlib.sha256
+    ).digest()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/{_AZURE_ACCOUNT}/{name}?restype=container", method="PUT")
     request.add_header("x-ms-date", date)
     request.add_header("x-ms-version", "2021-08-06")

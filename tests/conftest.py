@@ -15,8 +15,12 @@ import pytest
 pytest_plugins = ["tests.plugins.skips", "tests.plugins.stack_warnings"]
 #: Below the kernel's ephemeral ports, so that no outgoing connection takes one in between.
 _FIRST, _LAST = 12_000, 20_000
-#: Which of the processes that share the tests this is (pytest-xdist's `gw0`, `gw1`, …), and how many there are. Each has ports of its own.
-_WORKER, _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+#: Which of the processes that share the tests this is (pytest-xdist's `gw0`, `gw1`, …), and how many there are. Each
+#: has ports of its own.
+_WORKER, _WORKERS = (
+    int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]),
+    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+)
 _PORTS = (_LAST - _FIRST) // _WORKERS
 _turn = count()
 _status = pytest.StashKey[int]()
@@ -37,14 +41,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Where NIXL was loaded, end without taking libraries apart, as the services do: its copy of libnl and the system's crash then."""
+    """Where NIXL was loaded, end without taking libraries apart, as the services do: its copy of libnl and the system's
+    crash then."""
     if "nixl_cu12._api" in sys.modules and _status in config.stash:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(config.stash[_status])
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def free_ports() -> Callable[[int], int]:
     """A function: the first of so many consecutive free loopback ports, never the same twice in a run."""
 

@@ -1,11 +1,11 @@
 """The conversations the demo model is trained and tested on.
 
-What this module decides: what is said in which order, and what the exact answer is. Facts are told, corrected and asked for (teller.py),
-with small talk between (small_talk.py), and are wanted as JSON and in calls of tools (structured.py). An answer can only be right if the
-attention to the early tokens is right: a broken KV cache shows at once.
+What this module decides: what is said in which order, and what the exact answer is. Facts are told, corrected and asked
+for (teller.py), with small talk between (small_talk.py), and are wanted as JSON and in calls of tools (structured.py).
+An answer can only be right if the attention to the early tokens is right: a broken KV cache shows at once.
 
-Everything is drawn from the `random.Random` that the caller passes. Training never draws what is held out: a share of the words
-(words.py) and of the phrasings (phrasings.toml); evaluation draws nothing else.
+Everything is drawn from the `random.Random` that the caller passes. Training never draws what is held out: a share of
+the words (words.py) and of the phrasings (phrasings.toml); evaluation draws nothing else.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NOT_TOLD = "You have not told me."
 class Conversation:
     """Messages in the OpenAI shape, and which of them recall what.
 
-    recalls: indices of the assistant messages that recall a fact. kinds: of each of these, what kind of recall it is. values: of each,
-    what it has to name, in this order. echoes: indices of those that repeat what was just told. tools: functions that may be called, as
-    OpenAI describes them.
+    recalls: indices of the assistant messages that recall a fact. kinds: of each of these, what kind of recall it is.
+    values: of each, what it has to name, in this order. echoes: indices of those that repeat what was just told. tools:
+    functions that may be called, as OpenAI describes them.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -37,7 +37,9 @@ class Conversation:
     echoes: list[int] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
 
-    def say(self, user: str, assistant: str, recall: bool = False, kind: str = "", values: tuple[str, ...] = ()) -> None:
+    def say(
+        self, user: str, assistant: str, recall: bool = False, kind: str = "", values: tuple[str, ...] = ()
+    ) -> None:
         """Append one exchange. values: what the answer names, if it recalls something."""
         self.messages.append({"role": "user", "content": user})
         self.messages.append({"role": "assistant", "content": assistant})
@@ -74,7 +76,11 @@ class Course:
         if rng.random() < (0.2 if len(new) == 1 else 0.1):
             asked = rng.choice(new)
             self.talk.say(
-                f"{_ended(self.teller.together(new))} {asked.asked}", asked.answer, True, "told and asked at once", (asked.value,)
+                f"{_ended(self.teller.together(new))} {asked.asked}",
+                asked.answer,
+                True,
+                "told and asked at once",
+                (asked.value,),
             )
         else:
             self._noted(self.teller.together(new), new)
@@ -143,7 +149,11 @@ class Course:
             fact = self.teller.fact(of=told.slots)
         else:
             fact = self.teller.fact()
-        if fact.topic not in self.known and not any(fact.asked == f.asked for f in known) and not _answered(fact, known):
+        if (
+            fact.topic not in self.known
+            and not any(fact.asked == f.asked for f in known)
+            and not _answered(fact, known)
+        ):
             self.talk.say(fact.asked, NOT_TOLD, True, "not told")
         self.last = None
 
@@ -173,7 +183,10 @@ _ANSWERS_TOO = {
 def _answered(fact: Fact, known: list[Fact]) -> bool:
     """Whether a fact that was told may be taken for the answer to this one's question."""
     alike = _ANSWERS_TOO.get(fact.kind, set())
-    return any(f.kind in alike and f.slots.get("a") == fact.slots.get("a") and f.slots["you"] == fact.slots["you"] for f in known)
+    return any(
+        f.kind in alike and f.slots.get("a") == fact.slots.get("a") and f.slots["you"] == fact.slots["you"]
+        for f in known
+    )
 
 
 def _ended(text: str) -> str:
@@ -181,7 +194,8 @@ def _ended(text: str) -> str:
 
 
 def told_first(course: Course, length_tokens: int, count_tokens) -> Course:  # type: ignore[no-untyped-def]
-    """A conversation in the strictest order: facts, some corrected, small talk up to the length, and all questions at the end."""
+    """A conversation in the strictest order: facts, some corrected, small talk up to the length, and all questions at
+    the end."""
     rng, talk = course.rng, course.talk
     structured = length_tokens >= 100 and rng.random() < 0.3
     tools = Tools(course) if structured and rng.random() < 0.5 else None
@@ -219,8 +233,8 @@ def conversation(
 ) -> Conversation:  # type: ignore[no-untyped-def]
     """A conversation of about `length_tokens` that asks for every fact it told.
 
-    `count_tokens(messages)` returns the length of the rendered messages in tokens. Most facts are told early; some questions come soon,
-    the last ones after the small talk. structured: with JSON and tools among them.
+    `count_tokens(messages)` returns the length of the rendered messages in tokens. Most facts are told early; some
+    questions come soon, the last ones after the small talk. structured: with JSON and tools among them.
     """
     course = Course(teller or Teller(rng, held_out_only))
     talk = course.talk
@@ -232,7 +246,12 @@ def conversation(
             {
                 "role": "system",
                 "content": rng.choice(
-                    ["You are a helpful assistant.", "Be brief.", "Answer in one sentence.", "You are a friendly assistant."]
+                    [
+                        "You are a helpful assistant.",
+                        "Be brief.",
+                        "Answer in one sentence.",
+                        "You are a friendly assistant.",
+                    ]
                 ),
             }
         )

@@ -2,17 +2,18 @@
 
     .venv/bin/python models/demo/evaluate.py [--model DIR] [--answers 400]
 
-Facts are told early, small talk fills the space, and the questions come at the end; some ask for JSON or call a tool. No word and no
-phrasing that carries a fact was ever trained on (words.py, phrasings.toml). Two shares are counted, of greedy decoding after the true
-history:
+Facts are told early, small talk fills the space, and the questions come at the end; some ask for JSON or call a tool.
+No word and no phrasing that carries a fact was ever trained on (words.py, phrasings.toml). Two shares are counted, of
+greedy decoding after the true history:
 
-- exact: the answer is the wanted sentence to the last character. One forward pass over the conversation decides that for all its answers
-  (every token of the answer is the most likely one).
-- right: it names the wanted value whole and letter by letter (of two, both in the order asked) and no other value that was told; to a
-  question about something never told it says so and names none. Exact answers are right; the others are generated.
+- exact: the answer is the wanted sentence to the last character. One forward pass over the conversation decides that
+  for all its answers (every token of the answer is the most likely one).
+- right: it names the wanted value whole and letter by letter (of two, both in the order asked) and no other value that
+  was told; to a question about something never told it says so and names none. Exact answers are right; the others are
+  generated.
 
-In JSON and calls the worker's grammars give everything but values and the tool's name: these must be right, and are so if and only if
-they are exact.
+In JSON and calls the worker's grammars give everything but values and the tool's name: these must be right, and are so
+if and only if they are exact.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ LENGTHS = ((20, 100), (100, 500), (500, 1000), (1000, 2000))
 
 
 def held_out_conversation(rng: random.Random, length_tokens: int, renderer: Renderer) -> Course:
-    """Facts, some corrected, then small talk up to the length, then questions: for each fact, for something not told, JSON, a call."""
+    """Facts, some corrected, then small talk up to the length, then questions: for each fact, for something not told,
+    JSON, a call."""
     return told_first(Course(Teller(rng, held_out_only=True)), length_tokens, renderer.count)
 
 
@@ -57,7 +59,10 @@ def is_exact(kind: str, text: str, best: list[int], renderer: Renderer) -> bool:
             if chosen != token:
                 return False
         elif (
-            at and inside[at - 1] and renderer.spelling(chosen)[:1] != text[at] and (text[at] == '"' or renderer.spelling(chosen).isdigit())
+            at
+            and inside[at - 1]
+            and renderer.spelling(chosen)[:1] != text[at]
+            and (text[at] == '"' or renderer.spelling(chosen).isdigit())
         ):
             return False
         at += len(renderer.spelling(token))
@@ -65,7 +70,8 @@ def is_exact(kind: str, text: str, best: list[int], renderer: Renderer) -> bool:
 
 
 def is_right(wanted: str, values: Sequence[str], told: Collection[str], answer: str) -> bool:
-    """Whether `answer` names `values` in this order, and nothing else that was `told` unless the wanted answer has it, too."""
+    """Whether `answer` names `values` in this order, and nothing else that was `told` unless the wanted answer has it,
+    too."""
     at = 0
     for value in values:
         found = _whole(value).search(answer, at)
@@ -89,8 +95,11 @@ def generated(model: Qwen3ForCausalLM, renderer: Renderer, ids: list[int]) -> st
     return renderer.tok.decode(made, skip_special_tokens=True)
 
 
-def shares(model: Qwen3ForCausalLM, renderer: Renderer, shortest: int, longest: int, count: int, show: int = 0) -> dict[str, object]:
-    """Shares of right and of exact answers, overall and by kind, over at least `count` answers. show: so many wrong ones are printed."""
+def shares(
+    model: Qwen3ForCausalLM, renderer: Renderer, shortest: int, longest: int, count: int, show: int = 0
+) -> dict[str, object]:
+    """Shares of right and of exact answers, overall and by kind, over at least `count` answers. show: so many wrong
+    ones are printed."""
     rng = random.Random(HELD_OUT_SEED + shortest)
     by_kind: dict[str, list[tuple[bool, bool]]] = collections.defaultdict(list)
     conversations = whole = tokens = 0
@@ -140,7 +149,11 @@ def main() -> None:
     p.add_argument("--show", type=int, default=0, help="print so many wrong answers in each")
     p.add_argument("--out", type=Path, default=None, help="write the figures as JSON")
     p.add_argument(
-        "--lengths", type=int, nargs="*", default=range(len(LENGTHS)), help="which of the ranges of lengths; --out adds to a file"
+        "--lengths",
+        type=int,
+        nargs="*",
+        default=range(len(LENGTHS)),
+        help="which of the ranges of lengths; --out adds to a file",
     )
     a = p.parse_args()
     renderer = Renderer()

@@ -31,7 +31,9 @@ _CONTRACTIONS = (
 )
 
 
-def _spoken(rng: random.Random, phrasing: str, slots: dict[str, str], values: dict[str, str], end: str, casual: float) -> str:
+def _spoken(
+    rng: random.Random, phrasing: str, slots: dict[str, str], values: dict[str, str], end: str, casual: float
+) -> str:
     """The phrasing's text. slots: what stands in braces; values: those of them that are written as they are."""
     mine = slots.get("I", "I") == "I"
     if "is" in slots:
@@ -42,7 +44,12 @@ def _spoken(rng: random.Random, phrasing: str, slots: dict[str, str], values: di
                 continue
             phrasing = re.sub(re.escape(long) + r"(?= \S)", lambda _, short=short: short, phrasing)
         if rng.random() < casual:
-            phrasing = phrasing.replace("'m", "m").replace("what's", "whats").replace("name's", "name is").replace("don't", "dont")
+            phrasing = (
+                phrasing.replace("'m", "m")
+                .replace("what's", "whats")
+                .replace("name's", "name is")
+                .replace("don't", "dont")
+            )
     lower = rng.random() < casual
     if lower:
         phrasing = re.sub(r"\bI\b(?!})", "i", phrasing)
@@ -58,7 +65,9 @@ def _spoken(rng: random.Random, phrasing: str, slots: dict[str, str], values: di
     return with_article(text + ("" if text.endswith((".", "!", "?")) else end))
 
 
-def told(rng: random.Random, phrasing: str, slots: dict[str, str], value: str, held_out_only: bool, plain: bool = False) -> str:
+def told(
+    rng: random.Random, phrasing: str, slots: dict[str, str], value: str, held_out_only: bool, plain: bool = False
+) -> str:
     """A statement. plain: it goes into the middle of another."""
     wrapper = "{}" if plain or rng.random() < 0.6 else pick(rng, TELLING, held_out_only)
     end = rng.choice([".", ".", ".", ".", "!", ""]) if not plain else "."
@@ -67,18 +76,36 @@ def told(rng: random.Random, phrasing: str, slots: dict[str, str], value: str, h
 
 def told_together(rng: random.Random, phrasing: str, slots: dict[str, str], values: dict[str, str]) -> str:
     """A statement of several facts, whose values stand by their kinds."""
-    opening = rng.choice(["{}", "{}", "{}", "hi, {}", "hello! {}", "hi! {}", "by the way, {}"]) if rng.random() < 0.6 else "{}"
+    opening = (
+        rng.choice(["{}", "{}", "{}", "hi, {}", "hello! {}", "hi! {}", "by the way, {}"])
+        if rng.random() < 0.6
+        else "{}"
+    )
     return _spoken(rng, opening.replace("{}", phrasing), slots, values, rng.choice([".", ".", ".", "!", ""]), 0.2)
 
 
 def corrected(rng: random.Random, phrasing: str, slots: dict[str, str], value: str, held_out_only: bool) -> str:
     """The same statement with another value than before."""
-    return _spoken(rng, pick(rng, CORRECTING, held_out_only).replace("{}", phrasing), slots, {"v": value}, rng.choice([".", ".", ""]), 0.2)
+    return _spoken(
+        rng,
+        pick(rng, CORRECTING, held_out_only).replace("{}", phrasing),
+        slots,
+        {"v": value},
+        rng.choice([".", ".", ""]),
+        0.2,
+    )
 
 
 def corrected_shortly(rng: random.Random, value: str, old: str, held_out_only: bool) -> str:
     """Another value for what was said last."""
-    return _spoken(rng, pick(rng, CORRECTING_SHORTLY, held_out_only), {}, {"v": value, "old": old}, rng.choice([".", ".", "!", ""]), 0.2)
+    return _spoken(
+        rng,
+        pick(rng, CORRECTING_SHORTLY, held_out_only),
+        {},
+        {"v": value, "old": old},
+        rng.choice([".", ".", "!", ""]),
+        0.2,
+    )
 
 
 def asked(rng: random.Random, phrasing: str, slots: dict[str, str], held_out_only: bool) -> str:
@@ -96,7 +123,8 @@ def asked(rng: random.Random, phrasing: str, slots: dict[str, str], held_out_onl
 
 
 def indirect(phrasing: str) -> str | None:
-    """The question in another sentence ("what is my name": "what my name is"); None where that takes more than moving a word."""
+    """The question in another sentence ("what is my name": "what my name is"); None where that takes more than moving a
+    word."""
     match = re.match(r"^(what|where|when|who|how old) (is|was|am|are|\{am\}|\{is\}) (?!it )([^,]+)$", phrasing)
     if match:
         asked, verb, rest = match.groups()
@@ -104,7 +132,9 @@ def indirect(phrasing: str) -> str | None:
         assert subject is not None
         return f"{asked} {subject[0]} {verb}{rest[subject.end() :]}"
     match = re.match(
-        r"^(what|where|which \S+|what \S+|who) (?:do|\{do\}) (I|\{I\}) (live|work|like|love|speak|drive|have|enjoy|hate)\b(.*)$", phrasing
+        r"^(what|where|which \S+|what \S+|who) (?:do|\{do\}) (I|\{I\}) "
+        r"(live|work|like|love|speak|drive|have|enjoy|hate)\b(.*)$",
+        phrasing,
     )
     if match:
         another = match[2] == "{I}"

@@ -23,7 +23,16 @@ AS_JSON, KEYS_AS_JSON = _WRAPPED["as_json"], _WRAPPED["keys_as_json"]
 #: Ways to tell several facts in one sentence: the values stand by the relation's kind.
 TOGETHER = _WRAPPED["together"]
 #: Names of the lists above.
-WRAPPED_LISTS = ("TELLING", "ASKING", "ASKING_INDIRECTLY", "CORRECTING", "CORRECTING_SHORTLY", "AS_JSON", "KEYS_AS_JSON", "TOGETHER")
+WRAPPED_LISTS = (
+    "TELLING",
+    "ASKING",
+    "ASKING_INDIRECTLY",
+    "CORRECTING",
+    "CORRECTING_SHORTLY",
+    "AS_JSON",
+    "KEYS_AS_JSON",
+    "TOGETHER",
+)
 #: By the relation's kind.
 TELLS = {kind: _lines(ways["tells"]) for kind, ways in _READ.items()}
 ASKS = {kind: _lines(ways["asks"]) for kind, ways in _READ.items()}
@@ -50,7 +59,8 @@ _HELD_OUT = {as_mine(p) for listed in (*TELLS.values(), *ASKS.values(), TOGETHER
 
 @cache
 def parted(listed: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """`(what training may see, what is held out)`: every fifth phrasing, and what is held out of another relation's list."""
+    """`(what training may see, what is held out)`: every fifth phrasing, and what is held out of another relation's
+    list."""
     kept = {*listed[_EVERY - 1 :: _EVERY]}
     held_out = [p for p in listed if p in kept or as_mine(p) in _HELD_OUT]
     return [p for p in listed if p not in held_out], held_out
@@ -64,7 +74,8 @@ def _of_others(listed: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 
 def pick(rng: random.Random, listed: tuple[str, ...], held_out_only: bool, of_another: bool = False) -> str:
-    """A phrasing of the list: one that is held out, or one that training may see. of_another: it can tell of somebody else's."""
+    """A phrasing of the list: one that is held out, or one that training may see. of_another: it can tell of somebody
+    else's."""
     return rng.choice((_of_others if of_another else parted)(listed)[held_out_only])
 
 

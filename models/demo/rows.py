@@ -1,4 +1,5 @@
-"""Conversations as the model sees them: tokens, and which of them answer what. The text is what the chat template makes of the messages."""
+"""Conversations as the model sees them: tokens, and which of them answer what. The text is what the chat template makes
+of the messages."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ TOLD_FIRST = 0.4
 
 @dataclass
 class Rendered:
-    """A conversation's tokens with their weights in the loss. starts: where each message begins. recalls: `[begin, end)` of each recall."""
+    """A conversation's tokens with their weights in the loss. starts: where each message begins. recalls: `[begin,
+    end)` of each recall."""
 
     ids: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -68,7 +70,10 @@ class Renderer:
             made.starts.append((len(made.ids), speaks))
             weight = RECALL if i in recalls else ECHO if i in echoes else ANSWER if speaks else SAID
             begin = self._add(
-                made, f"<|im_start|>{role}\n", content + (listed(talk.tools) if talk.tools and i == 0 and role == "system" else ""), weight
+                made,
+                f"<|im_start|>{role}\n",
+                content + (listed(talk.tools) if talk.tools and i == 0 and role == "system" else ""),
+                weight,
             )
             if i in recalls:
                 made.recalls.append((begin, len(made.ids) - 1))
@@ -84,7 +89,8 @@ class Renderer:
         return begin
 
     def _lighten_keys(self, made: Rendered, begin: int, text: str) -> None:
-        """Of a JSON object that begins at token `begin`, values and their ends keep their weight: the keys are the schema's."""
+        """Of a JSON object that begins at token `begin`, values and their ends keep their weight: the keys are the
+        schema's."""
         inside, at = [*in_values(text), False], 0
         for i, token in enumerate(self.encode(text)):
             end = at + len(self.spelling(token))
@@ -97,7 +103,8 @@ def listed(tools: list[dict[str, Any]]) -> str:
     """What the chat template tells of tools, each in a line."""
     functions = [tool["function"] for tool in tools]
     lines = [
-        f"\n{f['name']}({', '.join(f['parameters']['properties'])})" + (f": {f['description']}" if f["description"] else "")
+        f"\n{f['name']}({', '.join(f['parameters']['properties'])})"
+        + (f": {f['description']}" if f["description"] else "")
         for f in functions
     ]
     return "\n\nTools:" + "".join(lines)
@@ -109,8 +116,8 @@ Row = tuple[list[int], list[int], list[float]]
 def training_row(rng: random.Random, renderer: Renderer, length: int) -> Row:
     """`(ids, positions, weights)` of a conversation of about `length` tokens.
 
-    In a third of them, random gaps lie between the positions of messages, so that the rotary embedding meets distances far beyond the
-    trained lengths (randomised positions)."""
+    In a third of them, random gaps lie between the positions of messages, so that the rotary embedding meets distances
+    far beyond the trained lengths (randomised positions)."""
     length_of_talk = rng.randint(length * 3 // 4, length)
     if rng.random() < TOLD_FIRST:
         talk = told_first(Course(Teller(rng)), length_of_talk, renderer.count).talk

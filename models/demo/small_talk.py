@@ -11,8 +11,10 @@ from words import COMMON, Words
 
 SUBJECTS = (
     "rivers mountains music trains bread coffee tea ships birds trees clouds stars maps books bridges islands castles "
-    "deserts forests oceans storms volcanoes gardens markets chess painting poetry winter summer spring autumn cheese honey "
-    "wool paper glass iron salt sugar spices clocks kites windmills lighthouses caves glaciers whales bees foxes owls horses"
+    "deserts forests oceans storms volcanoes gardens markets chess painting poetry winter summer spring autumn "
+    "cheese honey "
+    "wool paper glass iron salt sugar spices clocks kites windmills lighthouses caves glaciers whales bees foxes "
+    "owls horses"
 ).split()
 REMARKS = (
     "They are older than most people think.",
@@ -91,7 +93,8 @@ IDLE = (
     "We took the bus because the car is broken.",
     "I heard a strange noise last night.",
     "The sun is shining.",
-    "Please keep all of this in mind while we talk, because I will come back to it later and ask about every part of it.",
+    "Please keep all of this in mind while we talk, because I will come back to it later and ask about every part "
+    "of it.",
     "Nothing much happened today.",
     "I like this conversation.",
     "You are very kind.",
@@ -124,7 +127,8 @@ IDLE = (
     "The food was good, but the place was too small.",
 )
 _LINKS = (
-    "the a and of to in is was it that for on with as at by from or but not are be this have had they you we he she his her their our"
+    "the a and of to in is was it that for on with as at by from or but not are be this have had they you we he "
+    "she his her their our"
 ).split()
 
 
@@ -146,7 +150,13 @@ def _babble(rng: random.Random, words: Words) -> str:
     said = []
     for _ in range(rng.randint(3, 16)):
         roll = rng.random()
-        said.append(rng.choice(_LINKS) if roll < 0.45 else rng.choice(COMMON) if roll < 0.85 else words.cased(words.invented(), 0.3))
+        said.append(
+            rng.choice(_LINKS)
+            if roll < 0.45
+            else rng.choice(COMMON)
+            if roll < 0.85
+            else words.cased(words.invented(), 0.3)
+        )
     text = " ".join(said)
     return text[0].upper() + text[1:] + rng.choice(".. !")
 

@@ -1,7 +1,8 @@
-"""Facts in the forms that programs read: a JSON object of what was told, and calls of tools with arguments from the conversation.
+"""Facts in the forms that programs read: a JSON object of what was told, and calls of tools with arguments from the
+conversation.
 
-JSON is written as `json.dumps` writes it, on one line: the worker's grammars allow that form, and a schema's keys lead the model. Keys and
-tools are made of any words, so that names never seen work too.
+JSON is written as `json.dumps` writes it, on one line: the worker's grammars allow that form, and a schema's keys lead
+the model. Keys and tools are made of any words, so that names never seen work too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ def _camel(key: str) -> str:
 
 
 def _as_json_value(rng: random.Random, value: str) -> Any:
-    return int(value) if value.isascii() and value.isdigit() and (len(value) == 1 or value[0] != "0") and rng.random() < 0.6 else value
+    return (
+        int(value)
+        if value.isascii() and value.isdigit() and (len(value) == 1 or value[0] != "0") and rng.random() < 0.6
+        else value
+    )
 
 
 def _keyed(rng: random.Random, known: list[Fact], words: Words) -> dict[str, Any]:
@@ -50,7 +55,8 @@ def _keyed(rng: random.Random, known: list[Fact], words: Words) -> dict[str, Any
 
 
 def in_values(text: str) -> list[bool]:
-    """Of each character of a JSON object, or of a call of a tool, whether it belongs to a value (the tool's name is one)."""
+    """Of each character of a JSON object, or of a call of a tool, whether it belongs to a value (the tool's name is
+    one)."""
     inside, after_colon, quoted = [], False, False
     for character in text:
         if character == '"':
@@ -80,10 +86,12 @@ def wanted_as_json(course: Course) -> None:
 
 
 _VERBS = (
-    "get find book send create cancel set order search check play open close delete update show add buy call start stop make read list"
+    "get find book send create cancel set order search check play open close delete update show add buy call start "
+    "stop make read list"
 ).split()
 _NOUNS = (
-    "weather table taxi flight email reminder alarm timer ticket room song pizza appointment meeting message note invoice package light "
+    "weather table taxi flight email reminder alarm timer ticket room song pizza appointment meeting message note "
+    "invoice package light "
     "door time news price temperature traffic event task account user file report hotel train film book order payment"
 ).split()
 _ASKED_NOUNS = "weather time temperature news price traffic forecast status".split()
@@ -110,7 +118,15 @@ _ARGUMENTS: dict[str, tuple[tuple[str, ...], Any]] = {
     "id": (("with the id {}", "with id {}"), Words.code),
     "query": (("about {}", "for {}"), lambda w: w.anything()),
 }
-_MINE = {"city": "home", "location": "home", "place": "home", "name": "name", "person": "name", "email": "email", "phone": "number"}
+_MINE = {
+    "city": "home",
+    "location": "home",
+    "place": "home",
+    "name": "name",
+    "person": "name",
+    "email": "email",
+    "phone": "number",
+}
 _SAID_OF_MINE = {
     "home": ("where I live", "in my city", "for my city", "at my place", "for my home"),
     "name": ("for me", "under my name", "in my name"),
@@ -158,8 +174,14 @@ class Tools:
                 "type": "function",
                 "function": {
                     "name": name,
-                    "description": self.rng.choice(["", f"{capitalised(verb)} the {noun}.", f"{capitalised(verb)} a {noun}"]),
-                    "parameters": {"type": "object", "properties": {a: {"type": "string"} for a in arguments}, "required": arguments},
+                    "description": self.rng.choice(
+                        ["", f"{capitalised(verb)} the {noun}.", f"{capitalised(verb)} a {noun}"]
+                    ),
+                    "parameters": {
+                        "type": "object",
+                        "properties": {a: {"type": "string"} for a in arguments},
+                        "required": arguments,
+                    },
                 },
             }
             for name, verb, noun, arguments in self._tools
@@ -197,9 +219,15 @@ class Tools:
         else:
             article = rng.choice(["a", "the", "the", "my", ""])
             opening = rng.choice(["", "", "please ", "can you ", "I want you to ", "could you ", "now ", "hi, "])
-            wish = capitalised(f"{opening}{verb} {article} {noun}".replace("  ", " ")) + f" {told}" + rng.choice([".", ".", "", "!"])
+            wish = (
+                capitalised(f"{opening}{verb} {article} {noun}".replace("  ", " "))
+                + f" {told}"
+                + rng.choice([".", ".", "", "!"])
+            )
         wish = wish.replace(" ?", "?").replace(" .", ".").replace(" !", "!").strip()
-        spelled = f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(made, ensure_ascii=False)}}}\n</tool_call>'
+        spelled = (
+            f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(made, ensure_ascii=False)}}}\n</tool_call>'
+        )
         course.talk.say(wish, spelled, True, "tool call")
         if rng.random() < 0.7:
             result = self._result()
@@ -221,7 +249,8 @@ class Tools:
             if mine and name in [k.format(**fact.slots) for k in fact.relation.keys]:
                 return rng.choice(("", f"with my {name}")), fact.value
         ways, draw = _ARGUMENTS.get(
-            name, (("with {name} {}", "with the {name} {}", "{name} {}", "and the {name} is {}"), lambda w: w.anything())
+            name,
+            (("with {name} {}", "with the {name} {}", "{name} {}", "and the {name} is {}"), lambda w: w.anything()),
         )
         value = draw(self.words)
         return rng.choice(ways).replace("{name}", name).replace("{}", value), value
@@ -230,6 +259,10 @@ class Tools:
         rng, word = self.rng, self.words
         if rng.random() < 0.6:
             return json.dumps(
-                {rng.choice([*_ASKED_NOUNS, "result", "status", "value", word.invented()]): _as_json_value(rng, word.anything())}
+                {
+                    rng.choice([*_ASKED_NOUNS, "result", "status", "value", word.invented()]): _as_json_value(
+                        rng, word.anything()
+                    )
+                }
             )
         return rng.choice([word.anything(), "done", "ok", f"{word.digits(1, 2)} degrees"])

@@ -1,4 +1,5 @@
-"""Facts, and how they are told, corrected and asked for: relations.py says what there is to tell, phrasing.py how people put it."""
+"""Facts, and how they are told, corrected and asked for: relations.py says what there is to tell, phrasing.py how
+people put it."""
 
 from __future__ import annotations
 
@@ -64,12 +65,19 @@ class Teller:
         return Holder(name, f"{name}'s", name, f"{name}'s", f"{name.lower().replace(' ', '_')}_")
 
     def fact(self, relation: Relation | None = None, of: dict[str, str] | None = None) -> Fact:
-        """A fact of any relation, or of this one. of: slots of another fact, whose holder and word it has where the relation allows."""
+        """A fact of any relation, or of this one. of: slots of another fact, whose holder and word it has where the
+        relation allows."""
         rng = self.rng
         relation = relation or rng.choices(RELATIONS, _WEIGHTS)[0]
         holder = ME
         if relation.holders == "any":
-            holder = self.holder() if of is None else ME if of["I"] == "I" else Holder(of["I"], of["my"], of["you"], of["your"], of["h"])
+            holder = (
+                self.holder()
+                if of is None
+                else ME
+                if of["I"] == "I"
+                else Holder(of["I"], of["my"], of["you"], of["your"], of["h"])
+            )
         slots = {**holder.slots(), "h": holder.key}
         if relation.a is not None:
             word = of.get("a", "") if of else ""
@@ -99,7 +107,9 @@ class Teller:
         value = but
         while value == but:
             value = (
-                self.words.anything() if relation.kind not in ("age", "count") and self.rng.random() < 0.06 else relation.value(self.words)
+                self.words.anything()
+                if relation.kind not in ("age", "count") and self.rng.random() < 0.06
+                else relation.value(self.words)
             )
         answer = phrasing.with_article(phrasing.capitalised(relation.answer.format(**slots, v=value)) + ".")
         key = self.rng.choice(relation.keys).format(**slots).replace(" ", "_")
@@ -109,7 +119,10 @@ class Teller:
     def tell(self, fact: Fact, plain: bool = False) -> str:
         """A sentence that tells it, newly worded."""
         assert fact.relation is not None
-        words, slots = pick(self.rng, fact.relation.tells, self.held_out_only, _of_another(fact)), self._spelled(fact.slots)
+        words, slots = (
+            pick(self.rng, fact.relation.tells, self.held_out_only, _of_another(fact)),
+            self._spelled(fact.slots),
+        )
         if slots["my"].startswith("my ") and self.rng.random() < 0.15:  # my sister Ada
             who = f"{slots['I']} {self.words.person()}"
             slots = {**slots, "I": who, "my": f"{who}'s"}
@@ -165,7 +178,22 @@ def _of_another(fact: Fact) -> bool:
 
 def _opens_plainly(text: str) -> bool:
     """Whether a sentence begins with a word of ours, which may be put in lower case."""
-    return text.split()[0] in {"My", "The", "There", "It", "You", "This", "Our", "We", "People", "Call", "At", "On", "Remember", "Please"}
+    return text.split()[0] in {
+        "My",
+        "The",
+        "There",
+        "It",
+        "You",
+        "This",
+        "Our",
+        "We",
+        "People",
+        "Call",
+        "At",
+        "On",
+        "Remember",
+        "Please",
+    }
 
 
 def facts(rng: random.Random, count: int, teller: Teller | None = None) -> list[Fact]:

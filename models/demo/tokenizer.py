@@ -1,7 +1,8 @@
-"""Makes the demo model's tokenizer: whole words of the phrasings are one token each, every other word is spelled byte by byte.
+"""Makes the demo model's tokenizer: whole words of the phrasings are one token each, every other word is spelled byte
+by byte.
 
-No merges: a word is in the vocabulary or its bytes are. So every name, known or not, is copied in the same way, letter by letter. Digits
-stand alone. Any text has an encoding.
+No merges: a word is in the vocabulary or its bytes are. So every name, known or not, is copied in the same way, letter
+by letter. Digits stand alone. Any text has an encoding.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from words import COMMON, NoWords
 VOCAB_SIZE = 2560
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
-    "{%- macro described(tools) %}{{ '\n\nTools:' }}{% for tool in tools %}{% set f = tool['function'] %}{{ '\n' + f['name'] + '(' }}"
-    "{% if f['parameters'] and f['parameters']['properties'] %}{{ f['parameters']['properties'] | join(', ') }}{% endif %}{{ ')' }}"
+    "{%- macro described(tools) %}{{ '\n\nTools:' }}{% for tool in tools %}{% set f = tool['function'] %}{{ '\n' + "
+    "f['name'] + '(' }}"
+    "{% if f['parameters'] and f['parameters']['properties'] %}{{ f['parameters']['properties'] | join(', ') }}{% "
+    "endif %}{{ ')' }}"
     "{% if f['description'] %}{{ ': ' + f['description'] }}{% endif %}{% endfor %}{% endmacro %}"
-    "{%- if tools and messages[0]['role'] != 'system' %}{{ '<|im_start|>system' + described(tools) + '<|im_end|>\n' }}{% endif %}"
+    "{%- if tools and messages[0]['role'] != 'system' %}{{ '<|im_start|>system' + described(tools) + "
+    "'<|im_end|>\n' }}{% endif %}"
     "{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') }}"
     "{% if tools and loop.first and message['role'] == 'system' %}{{ described(tools) }}{% endif %}"
     "{% for call in message['tool_calls'] or [] %}{% set f = call['function'] %}"
-    "{{ ('\n' if message['content'] or not loop.first else '') + '<tool_call>\n{\"name\": \"' + f['name'] + '\", \"arguments\": ' }}"
+    "{{ ('\n' if message['content'] or not loop.first else '') + '<tool_call>\n{\"name\": \"' + f['name'] + '\", "
+    '"arguments": \' }}'
     "{{ f['arguments'] if f['arguments'] is string else f['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -52,7 +57,9 @@ def vocabulary(cutter: pre_tokenizers.PreTokenizer, seed: int = 7, count: int = 
     found: collections.Counter[str] = collections.Counter()
     teller = Teller(rng, words=NoWords(rng))
     for _ in range(count):
-        talk = conversation(rng, 400, lambda ms: sum(len(m["content"]) for m in ms) // 3, structured=True, teller=teller)
+        talk = conversation(
+            rng, 400, lambda ms: sum(len(m["content"]) for m in ms) // 3, structured=True, teller=teller
+        )
         listed = [t["function"] for t in talk.tools]
         texts = [m["content"] for m in talk.messages] + [
             f"\n{f['name']}({', '.join(f['parameters']['properties'])}): {f['description']}" for f in listed
@@ -64,10 +71,17 @@ def vocabulary(cutter: pre_tokenizers.PreTokenizer, seed: int = 7, count: int = 
     roles = ["system", "user", "assistant", "tool", "Tools"]
     always = [*roles, *(p for word in COMMON for p in pieces(f" {word}", cutter)), *COMMON]
     inside, first = words_of_phrasings()
-    for text in (*(f" {w}" for w in inside), *first, *(_capitalised(w) for w in first), *(f" {_capitalised(w)}" for w in first)):
+    for text in (
+        *(f" {w}" for w in inside),
+        *first,
+        *(_capitalised(w) for w in first),
+        *(f" {_capitalised(w)}" for w in first),
+    ):
         always += pieces(text, cutter)
     for piece in [*always, *(p for p, _ in found.most_common())]:
-        if len(known) < VOCAB_SIZE and not (len(piece) == 2 and piece[0] == "Ġ" and piece[1].isupper() and piece != "ĠI"):
+        if len(known) < VOCAB_SIZE and not (
+            len(piece) == 2 and piece[0] == "Ġ" and piece[1].isupper() and piece != "ĠI"
+        ):
             known.setdefault(piece, len(known))
     return known
 

@@ -2,14 +2,15 @@
 
     .venv/bin/python models/demo/train.py --minutes 45 --processes 2
 
-Rows grow from 128 to 2,048 tokens in stages of the training's time. Matrices are trained by Muon, embeddings and norms by AdamW. Each core
-has a process of its own, and they average their gradients at each step: threads that share every operation wait for each other most of the
-time where other programs run. A checkpoint is written every two minutes, with the weights as they are then in `--out`; an interrupted run
-goes on from it. `--begin WEIGHTS` trains a model on: with long rows from the start, and at a lower learning rate. Stages and learning rate
-go by the processes' processor time, so that other programs make a run longer and not worse, and a new run differs.
+Rows grow from 128 to 2,048 tokens in stages of the training's time. Matrices are trained by Muon, embeddings and norms
+by AdamW. Each core has a process of its own, and they average their gradients at each step: threads that share every
+operation wait for each other most of the time where other programs run. A checkpoint is written every two minutes, with
+the weights as they are then in `--out`; an interrupted run goes on from it. `--begin WEIGHTS` trains a model on: with
+long rows from the start, and at a lower learning rate. Stages and learning rate go by the processes' processor time, so
+that other programs make a run longer and not worse, and a new run differs.
 
-The weights beside this file come from two runs on two cores: the command above from scratch (8,925 steps), then `--begin` these with
-`--minutes 65 --seed 2` (6,325 steps).
+The weights beside this file come from two runs on two cores: the command above from scratch (8,925 steps), then
+`--begin` these with `--minutes 65 --seed 2` (6,325 steps).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ MAX_POSITION = 16384
 EAGER_LENGTH = 256
 MUON_LR, ADAM_LR = 0.02, 4e-3
 WARMUP_STEPS = 60
-#: From this share of the time on, the learning rate falls to nothing; of a model that is trained on from the start, and from this factor.
+#: From this share of the time on, the learning rate falls to nothing; of a model that is trained on from the start, and
+#: from this factor.
 DECAY_FROM = 0.35
 FACTOR_ON = 0.6
 #: What each optimiser remembers of a parameter, beside the step.
@@ -86,7 +88,8 @@ def draw(rng: random.Random, renderer: Renderer, length: int, count: int) -> tup
 
 
 def stage_at(share: float, on: bool) -> tuple[int, tuple[int, ...]]:
-    """Step and lengths, in tokens, of the stage that covers this share of the run. on: of a model that was trained before."""
+    """Step and lengths, in tokens, of the stage that covers this share of the run. on: of a model that was trained
+    before."""
     stages = STAGES_ON if on else STAGES
     for part, step_tokens, lengths in stages:
         if share < part:
@@ -178,7 +181,11 @@ def work(rank: int, a: argparse.Namespace, meeting: str) -> None:
     optimisers = Optimisers(model)
     spent, step = restore(a.checkpoint, optimisers) if a.checkpoint.exists() else (0.0, 0)
     if rank == 0:
-        print(f"{sum(q.numel() for q in model.parameters()) / 1e6:.2f} M parameters; step {step}, {spent / 60:.1f} min spent", flush=True)
+        print(
+            f"{sum(q.numel() for q in model.parameters()) / 1e6:.2f} M parameters; step {step}, {spent / 60:.1f} "
+            "min spent",
+            flush=True,
+        )
     total, saved, took = a.minutes * 60, time.monotonic(), 0.0
     while spent < total:
         began, share = time.process_time(), spent / total
@@ -190,7 +197,9 @@ def work(rank: int, a: argparse.Namespace, meeting: str) -> None:
         model.set_attn_implementation("eager" if length <= EAGER_LENGTH else "sdpa")
         with torch.autocast("cpu", dtype=torch.bfloat16):
             # Without a mask, transformers takes a gap in the positions for another sequence's beginning.
-            hidden = model.model(input_ids=ids, position_ids=pos, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state
+            hidden = model.model(
+                input_ids=ids, position_ids=pos, attention_mask=torch.ones_like(ids), use_cache=False
+            ).last_hidden_state
             logits = model.lm_head(hidden[wanted])
         tgt, weights = tgt[wanted], weights[wanted]
         each = torch.nn.functional.cross_entropy(logits.float(), tgt, reduction="none")
@@ -206,7 +215,9 @@ def work(rank: int, a: argparse.Namespace, meeting: str) -> None:
         step += 1
         took = time.process_time() - began
         if rank == 0 and step % 25 == 0:
-            named = {n: round(v, 4) for n, v in zip(("loss", "recall_loss", "recall_token_accuracy"), figures, strict=True)}
+            named = {
+                n: round(v, 4) for n, v in zip(("loss", "recall_loss", "recall_token_accuracy"), figures, strict=True)
+            }
             print(json.dumps({"step": step, "min": round(spent / 60, 2), "length": length, **named}), flush=True)
         if rank == 0 and time.monotonic() - saved > 120:
             checkpoint(a.checkpoint, optimisers, spent, step)

@@ -1,9 +1,10 @@
-"""The words that facts are made of: real ones, invented ones, numbers and codes; a fixed share of them is kept out of training.
+"""The words that facts are made of: real ones, invented ones, numbers and codes; a fixed share of them is kept out of
+training.
 
-A word is held out by a hash of its letters (`held_out`), so that evaluation asks for words that no training run ever saw. Words that the
-tokenizer has whole (`COMMON`) are never held out: a token that was never trained says nothing about copying. Dates, times, rooms and
-numbers of one or two digits are not held out either; there are too few of them. All are ASCII: names such as Søren or José were never
-trained, and are cut.
+A word is held out by a hash of its letters (`held_out`), so that evaluation asks for words that no training run ever
+saw. Words that the tokenizer has whole (`COMMON`) are never held out: a token that was never trained says nothing about
+copying. Dates, times, rooms and numbers of one or two digits are not held out either; there are too few of them. All
+are ASCII: names such as Søren or José were never trained, and are cut.
 """
 
 from __future__ import annotations
@@ -13,76 +14,113 @@ import string
 import zlib
 
 NAMES = (
-    "Ada Adam Agnes Alan Alice Amir Amy Anna Arthur Astrid Ben Bella Bob Boris Carla Carlos Chen Chloe Clara Daniel Dana Dave David "
-    "Diana Edgar Elena Ella Emil Emma Erik Eva Fatima Felix Fiona Frank George Grace Greta Hana Hannah Hassan Henry Hugo Ida Igor Ines "
-    "Ingrid Iris Ivan Jack James Jane Joe John Jonas Julia Karl Kate Ken Kevin Kim Kofi Lara Laura Lee Leo Lena Liam Lily Linda Lucas "
-    "Lucy Luis Magnus Maria Marco Mark Martin Mary Maya Max Mia Mike Mila Mira Mohammed Nadia Nick Nina Noah Nora Olga Oliver Omar "
-    "Oscar Otto Pablo Paul Pedro Peter Petra Priya Quinn Rachel Raj Ravi Rita Robert Rosa Ruth Sam Sanjay Sara Simon Sofia Sophie "
+    "Ada Adam Agnes Alan Alice Amir Amy Anna Arthur Astrid Ben Bella Bob Boris Carla Carlos Chen Chloe Clara "
+    "Daniel Dana Dave David "
+    "Diana Edgar Elena Ella Emil Emma Erik Eva Fatima Felix Fiona Frank George Grace Greta Hana Hannah Hassan "
+    "Henry Hugo Ida Igor Ines "
+    "Ingrid Iris Ivan Jack James Jane Joe John Jonas Julia Karl Kate Ken Kevin Kim Kofi Lara Laura Lee Leo Lena "
+    "Liam Lily Linda Lucas "
+    "Lucy Luis Magnus Maria Marco Mark Martin Mary Maya Max Mia Mike Mila Mira Mohammed Nadia Nick Nina Noah Nora "
+    "Olga Oliver Omar "
+    "Oscar Otto Pablo Paul Pedro Peter Petra Priya Quinn Rachel Raj Ravi Rita Robert Rosa Ruth Sam Sanjay Sara "
+    "Simon Sofia Sophie "
     "Stella Steve Sven Tara Theo Thomas Tim Tom Ursula Vera Victor Wanda Walter Wei Xavier Yara Yuki Zoe Zaphod"
 ).split()
 SURNAMES = (
-    "Smith Jones Brown Miller Garcia Lopez Schmidt Weber Rossi Novak Kowalski Andersson Tanaka Singh Khan Okafor Silva Dupont Kim".split()
-)
+    "Smith Jones Brown Miller Garcia Lopez Schmidt Weber Rossi Novak Kowalski Andersson Tanaka Singh "
+    "Khan Okafor Silva Dupont Kim"
+).split()
 PET_NAMES = (
-    "Rex Fido Bella Luna Max Buddy Whiskers Mittens Fluffy Shadow Felix Tiger Smokey Oreo Coco Daisy Rocky Milo Simba Nemo Bubbles Spot "
-    "Biscuit Pepper Ginger Snowball Thumper Hazel Bruno Polly Kiwi Ziggy Pickles Waffles Mochi Socks Patch Rusty Lucky Duke Bandit Muffin"
+    "Rex Fido Bella Luna Max Buddy Whiskers Mittens Fluffy Shadow Felix Tiger Smokey Oreo Coco Daisy Rocky Milo "
+    "Simba Nemo Bubbles Spot "
+    "Biscuit Pepper Ginger Snowball Thumper Hazel Bruno Polly Kiwi Ziggy Pickles Waffles Mochi Socks Patch Rusty "
+    "Lucky Duke Bandit Muffin"
 ).split()
 PLACES = (
-    "Athens Berlin Bern Bogota Boston Cairo Chicago Dakar Delhi Denver Dublin Geneva Hamburg Havana Helsinki Istanbul Jakarta Kyoto "
-    "Lagos Lima Lisbon London Lyon Madrid Manila Milan Montreal Moscow Munich Nairobi Naples Oslo Paris Porto Prague Quito Riga Rome "
-    "Seattle Seoul Seville Sydney Tokyo Toronto Tunis Turin Vienna Warsaw Zurich Oxford Leeds Bristol Texas Ohio Canada France Spain "
-    "Italy Japan Brazil India Kenya Norway Poland Chile Peru Iceland Ghana Sweden Mumbai Lahore Hanoi Malmo Ghent Krakow"
+    "Athens Berlin Bern Bogota Boston Cairo Chicago Dakar Delhi Denver Dublin Geneva Hamburg Havana Helsinki "
+    "Istanbul Jakarta Kyoto "
+    "Lagos Lima Lisbon London Lyon Madrid Manila Milan Montreal Moscow Munich Nairobi Naples Oslo Paris Porto "
+    "Prague Quito Riga Rome "
+    "Seattle Seoul Seville Sydney Tokyo Toronto Tunis Turin Vienna Warsaw Zurich Oxford Leeds Bristol Texas Ohio "
+    "Canada France Spain "
+    "Italy Japan Brazil India Kenya Norway Poland Chile Peru Iceland Ghana Sweden Mumbai Lahore Hanoi Malmo Ghent "
+    "Krakow"
 ).split()
 COLOURS = (
-    "amber black blue bronze brown coral crimson cyan gold green grey indigo ivory lilac lime magenta maroon olive orange pink purple red "
+    "amber black blue bronze brown coral crimson cyan gold green grey indigo ivory lilac lime magenta maroon olive "
+    "orange pink purple red "
     "scarlet silver teal turquoise violet white yellow mauve beige khaki azure"
 ).split()
 FOODS = (
-    "pizza pasta sushi curry tacos ramen lasagna risotto paella burgers pancakes waffles dumplings falafel hummus noodles salad soup stew "
-    "chocolate strawberries mangoes apples bananas cherries peanuts walnuts shellfish milk eggs gluten soy tofu rice potatoes mushrooms "
+    "pizza pasta sushi curry tacos ramen lasagna risotto paella burgers pancakes waffles dumplings falafel hummus "
+    "noodles salad soup stew "
+    "chocolate strawberries mangoes apples bananas cherries peanuts walnuts shellfish milk eggs gluten soy tofu "
+    "rice potatoes mushrooms "
     "spinach olives cheese bread honey coffee tea juice cake icecream croissants pho kimchi borscht"
 ).split()
 JOBS = (
-    "baker teacher nurse doctor plumber lawyer farmer painter pilot carpenter chemist welder barber butcher tailor waiter singer dancer "
-    "writer editor librarian gardener mechanic electrician accountant architect engineer programmer scientist dentist surgeon vet chef "
-    "cook driver sailor soldier judge journalist photographer translator cashier florist astronaut beekeeper potter geologist "
+    "baker teacher nurse doctor plumber lawyer farmer painter pilot carpenter chemist welder barber butcher tailor "
+    "waiter singer dancer "
+    "writer editor librarian gardener mechanic electrician accountant architect engineer programmer scientist "
+    "dentist surgeon vet chef "
+    "cook driver sailor soldier judge journalist photographer translator cashier florist astronaut beekeeper "
+    "potter geologist "
     "firefighter"
 ).split()
 COMPANIES = (
-    "Acme Globex Initech Umbrella Siemens Nokia Google Amazon Lego Ikea Toyota Shell Bosch Philips Airbus Hooli Wonka Tesla Volvo".split()
-)
+    "Acme Globex Initech Umbrella Siemens Nokia Google Amazon Lego Ikea Toyota Shell Bosch Philips "
+    "Airbus Hooli Wonka Tesla Volvo"
+).split()
 HOBBIES = (
-    "chess painting running climbing sailing skiing knitting gardening cooking reading hiking fishing photography pottery dancing swimming "
-    "cycling surfing yoga juggling origami karate archery fencing rowing birdwatching astronomy boxing baking singing tennis"
+    "chess painting running climbing sailing skiing knitting gardening cooking reading hiking fishing photography "
+    "pottery dancing swimming "
+    "cycling surfing yoga juggling origami karate archery fencing rowing birdwatching astronomy boxing baking "
+    "singing tennis"
 ).split()
 LANGUAGES = (
-    "English French German Spanish Italian Dutch Swedish Polish Czech Turkish Arabic Hindi Urdu Korean Japanese Greek Latin Welsh".split()
-)
+    "English French German Spanish Italian Dutch Swedish Polish Czech Turkish Arabic Hindi Urdu Korean "
+    "Japanese Greek Latin Welsh"
+).split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = "January February March April May June July August September October November December".split()
 THINGS = (
-    "sword rope lantern bucket hammer ladder pencil notebook wallet passport suitcase scarf gloves helmet bottle basket candle "
+    "sword rope lantern bucket hammer ladder pencil notebook wallet passport suitcase scarf gloves helmet bottle "
+    "basket candle "
     "pillow whistle compass shovel trumpet flute sandals sweater button needle magnet marble pebble feather"
 ).split()
 #: Words that the tokenizer has whole. Values are drawn from them too, since users tell of such things as of others.
 COMMON = (
-    "the about like live you lives colour order than for number code have favourite called name time with best remember will that likes "
-    "noted little usual more know your star some many centuries written lot look closely starts looking learn most think people older "
-    "they same never but stay change slowly very large small good enjoyed company ever almost count find world every country often "
-    "adults better understand home can help ordered garden hamster turtle cat rabbit goat parrot dog horse clock garage attic safe gate "
-    "studio lock locker cell cellar morning library vault later ask facts lab office painting island kites islands tea birds volcanoes "
-    "sugar train bees trains honey paper trees forests poetry clocks summer wind windmills owls bridges autumn horses chess castles map "
-    "bread markets maps book spices books deserts storms rivers glass music lighthouses gardens salt caves fox foxes stars whales "
-    "coffee spring iron winter glacier glaciers mountains oceans cheese kettle wool clouds ship ships camera indigo bicycle orange cyan "
-    "vase kite violin blanket jacket table silver grey mirror white car blue carpet lilac tent lamp umbrella lime keyboard telescope "
-    "drum bronze yellow teal brown pink turquoise magenta tell this what ivory coral conversation crimson guitar green scarlet backpack "
+    "the about like live you lives colour order than for number code have favourite called name time with best "
+    "remember will that likes "
+    "noted little usual more know your star some many centuries written lot look closely starts looking learn most "
+    "think people older "
+    "they same never but stay change slowly very large small good enjoyed company ever almost count find world "
+    "every country often "
+    "adults better understand home can help ordered garden hamster turtle cat rabbit goat parrot dog horse clock "
+    "garage attic safe gate "
+    "studio lock locker cell cellar morning library vault later ask facts lab office painting island kites islands "
+    "tea birds volcanoes "
+    "sugar train bees trains honey paper trees forests poetry clocks summer wind windmills owls bridges autumn "
+    "horses chess castles map "
+    "bread markets maps book spices books deserts storms rivers glass music lighthouses gardens salt caves fox "
+    "foxes stars whales "
+    "coffee spring iron winter glacier glaciers mountains oceans cheese kettle wool clouds ship ships camera "
+    "indigo bicycle orange cyan "
+    "vase kite violin blanket jacket table silver grey mirror white car blue carpet lilac tent lamp umbrella lime "
+    "keyboard telescope "
+    "drum bronze yellow teal brown pink turquoise magenta tell this what ivory coral conversation crimson guitar "
+    "green scarlet backpack "
     "olive maroon well how thank black red violet amber printer radio gold model piano chair monitor"
 ).split()
 _WHOLE = frozenset(COMMON)
 #: COMMON words that name something.
-COMMON_THINGS = COMMON[COMMON.index("hamster") : COMMON.index("safe")] + COMMON[COMMON.index("painting") : COMMON.index("tell")]
+COMMON_THINGS = (
+    COMMON[COMMON.index("hamster") : COMMON.index("safe")] + COMMON[COMMON.index("painting") : COMMON.index("tell")]
+)
 
-_ONSETS = "b c d f g h j k l m n p q r s t v w x y z br ch cl dr fl fr gl gr kr pl ph qu sh sk sl st th tr tw wh".split()
+_ONSETS = (
+    "b c d f g h j k l m n p q r s t v w x y z br ch cl dr fl fr gl gr kr pl ph qu sh sk sl st th tr tw wh".split()
+)
 _VOWELS = "a e i o u ai au ea ee ei ia io oo ou y".split()
 _CODAS = ["", "", "", "", "n", "s", "r", "l", "m", "t", "k", "x", "nd", "rt", "ck", "ss"]
 #: The share of words and codes that training never sees.
@@ -95,7 +133,8 @@ def held_out(text: str) -> bool:
 
 
 class Words:
-    """Draws words. With `held_out_only`, those alone that training never sees; otherwise those alone that it may see."""
+    """Draws words. With `held_out_only`, those alone that training never sees; otherwise those alone that it may
+    see."""
 
     def __init__(self, rng: random.Random, held_out_only: bool = False) -> None:
         self.rng, self._held_out = rng, held_out_only
@@ -117,7 +156,10 @@ class Words:
         def make() -> str:
             if rng.random() < 0.4:
                 return "".join(rng.choice(string.ascii_lowercase) for _ in range(rng.randint(3, 9)))
-            word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3))))
+            word = "".join(
+                rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+                for _ in range(rng.choice((1, 2, 2, 2, 3)))
+            )
             return word[:11] if len(word) > 2 else word + rng.choice("nrsltm")
 
         return self._draw(make)
@@ -137,7 +179,9 @@ class Words:
         letters = "ABCDEFGHJKLMNPQRSTUVWXYZ"
         if kind < 0.8:
             return self._draw(lambda: "".join(rng.choice(letters + string.digits) for _ in range(rng.randint(4, 7))))
-        return self._draw(lambda: "".join(rng.choice(letters) for _ in range(rng.randint(1, 3))) + "-" + self.digits(2, 4))
+        return self._draw(
+            lambda: "".join(rng.choice(letters) for _ in range(rng.randint(1, 3))) + "-" + self.digits(2, 4)
+        )
 
     def cased(self, word: str, capital: float = 0.9) -> str:
         """The word as a name is written; now and then in lower or upper case, as people type."""
@@ -156,7 +200,9 @@ class Words:
 
     def place(self) -> str:
         name = self.cased(self.of(PLACES) if self.rng.random() < 0.5 else self.invented())
-        return f"{self.rng.choice(['New', 'San', 'Port', 'North', 'Saint'])} {name}" if self.rng.random() < 0.1 else name
+        return (
+            f"{self.rng.choice(['New', 'San', 'Port', 'North', 'Saint'])} {name}" if self.rng.random() < 0.1 else name
+        )
 
     def company(self) -> str:
         return self.cased(self.of(COMPANIES) if self.rng.random() < 0.35 else self.invented())
@@ -164,7 +210,13 @@ class Words:
     def thing(self, listed: list[str]) -> str:
         """One of the list, an invented word, or a common one; at times two words."""
         r = self.rng.random()
-        word = self.of(listed) if r < 0.5 else self.invented() if r < 0.8 or self._held_out else self.rng.choice(COMMON_THINGS)
+        word = (
+            self.of(listed)
+            if r < 0.5
+            else self.invented()
+            if r < 0.8 or self._held_out
+            else self.rng.choice(COMMON_THINGS)
+        )
         if self.rng.random() < 0.15:
             word = f"{self.of(COLOURS + HOBBIES) if self.rng.random() < 0.5 else self.invented()} {word}"
         return word
@@ -243,11 +295,15 @@ class Words:
         return f"{where} {self.thing(THINGS) if self.rng.random() < 0.6 or self._held_out else self.rng.choice(ROOMS)}"
 
 
-ROOMS = "kitchen bedroom bathroom garage attic cellar drawer cupboard fridge car hall desk shelf box bag garden sofa bed closet".split()
+ROOMS = (
+    "kitchen bedroom bathroom garage attic cellar drawer cupboard fridge car hall desk shelf box bag "
+    "garden sofa bed closet"
+).split()
 
 
 class NoWords(Words):
-    """Draws a digit for every word: what is left of a text is its phrasing, of which the tokenizer's vocabulary is made."""
+    """Draws a digit for every word: what is left of a text is its phrasing, of which the tokenizer's vocabulary is
+    made."""
 
     def _draw(self, make) -> str:  # type: ignore[no-untyped-def]
         return "0"

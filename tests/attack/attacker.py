@@ -1,4 +1,5 @@
-"""One attacker: sends generated cases to a gateway and says what was answered wrongly. A program, so that several attack at a time.
+"""One attacker: sends generated cases to a gateway and says what was answered wrongly. A program, so that several
+attack at a time.
 
     python -m tests.attack.attacker URL KEY CASES SEED
 
@@ -23,8 +24,9 @@ from schemathesis import GenerationMode
 
 from tests.attack.cases import KINDS, OPERATIONS, Case, described
 
-#: The answer of an honest server begins within this time, however busy it is, and is read for so long, up to so many bytes.
-PATIENCE_S, READ_S, READ_BYTES = 60.0, 1.0, 1 << 18
+#: The answer of an honest server begins within this time, however busy it is, and is read for so long, up to so many
+#: bytes.
+TIMEOUT_S, READ_S, READ_BYTES = 60.0, 1.0, 1 << 18
 MOST_FAILURES = 12
 
 
@@ -50,7 +52,9 @@ class Attacker:
         wrong = judged(case, status, headers, body, whole)
         if wrong:
             shown = (case.body or b"")[:1500]
-            self.failures.append(f"{wrong}: {kind}: {case.method} {case.path} {case.headers} {shown!r} -> {status} {body[:300]!r}")
+            self.failures.append(
+                f"{wrong}: {kind}: {case.method} {case.path} {case.headers} {shown!r} -> {status} {body[:300]!r}"
+            )
 
     def _ask_again_where_the_connection_was_old(self, case: Case) -> tuple[int, dict[str, str], bytes, bool]:
         """A server may close a connection between two requests."""
@@ -63,10 +67,19 @@ class Attacker:
 
     def _ask(self, case: Case) -> tuple[int, dict[str, str], bytes, bool]:
         """Status, headers, what was read of the body, and whether that is all of it."""
-        connection = self._connection = self._connection or http.client.HTTPConnection(self._host, self._port, timeout=PATIENCE_S)
-        headers = {"Authorization": f"Bearer {self._key}"} | {k: v for k, v in case.headers.items() if k.lower() != "content-length"}
+        connection = self._connection = self._connection or http.client.HTTPConnection(
+            self._host, self._port, timeout=TIMEOUT_S
+        )
+        headers = {"Authorization": f"Bearer {self._key}"} | {
+            k: v for k, v in case.headers.items() if k.lower() != "content-length"
+        }
         path = quote(case.path, safe="/?&=%:~+;,@!$'()*[]-._")
-        connection.request(case.method, path, case.body, {k: v.encode("utf-8", "replace").decode("latin-1") for k, v in headers.items()})
+        connection.request(
+            case.method,
+            path,
+            case.body,
+            {k: v.encode("utf-8", "replace").decode("latin-1") for k, v in headers.items()},
+        )
         answer = connection.getresponse()
         told = {k.lower(): v for k, v in answer.getheaders()}
         body, whole, deadline = b"", True, time.monotonic() + READ_S
@@ -91,7 +104,9 @@ def judged(case: Case, status: int, headers: dict[str, str], body: bytes, whole:
     """What is wrong with this answer; empty when nothing is."""
     if status == 0:
         # aiohttp ends the connection where a request cannot be told from the next one.
-        framed = {"transfer-encoding", "expect", "connection", "content-encoding"} & {name.lower() for name in case.headers}
+        framed = {"transfer-encoding", "expect", "connection", "content-encoding"} & {
+            name.lower() for name in case.headers
+        }
         return "" if framed else "no answer"
     if status == 503 and case.path.startswith("/ready"):
         return "not ready"
@@ -125,14 +140,26 @@ def attack(attacker: Attacker, cases: int, number: int) -> None:
         each = max(1, -(-wanted // (len(OPERATIONS) * len(modes))))
         for label in OPERATIONS:
             for mode in modes:
-                run(attacker, f"{label}, {mode.name.lower()}", lambda label=label, mode=mode: described(label, mode), each, number)  # type: ignore[misc]
+                run(
+                    attacker,
+                    f"{label}, {mode.name.lower()}",
+                    lambda label=label, mode=mode: described(label, mode),
+                    each,
+                    number,
+                )  # type: ignore[misc]
 
 
 def run(attacker: Attacker, kind: str, strategy: Any, cases: int, number: int) -> None:
     """So many cases of one kind. Failures are collected, so that one does not hide the others."""
 
     @seed(number)
-    @settings(max_examples=cases, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.data())
     def tried(data: st.DataObject) -> None:
         case = data.draw(strategy() if callable(strategy) else strategy)

@@ -1,6 +1,7 @@
 """Hostile requests for every route: a right body with wrong, extreme or odd values in any of its fields.
 
-The fields come from the schemas that check requests, so that a new field is attacked from its first day. Everything else is listed here.
+The fields come from the schemas that check requests, so that a new field is attacked from its first day. Everything
+else is listed here.
 """
 
 from __future__ import annotations
@@ -39,13 +40,21 @@ class Case:
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
-NUMBERS: list[Any] = [0, -0.0, 1, -1, 2, 0.5, 1e-300, 5e-324, 1e-45, 1e-38, 1e-6, 0.999999999, 1e38, 3.5e38, 1e308, -1e308, float("nan"),
-                      float("inf"), -float("inf"), 255, 256, 4096, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1,
+NUMBERS: list[Any] = [0, -0.0, 1, -1, 2, 0.5, 1e-300, 5e-324, 1e-45, 1e-38, 1e-6, 0.999999999, 1e38, 3.5e38, 1e308,
+-1e308, float("nan"),
+                      float("inf"), -float("inf"), 255, 256, 4096, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63,
+                      -(2**63) - 1,
                       2**64, 10**40]  # fmt: skip
-TEXTS = ["", " ", "a", "\0", "\ud800", "é" * 300, "\U0001f600" * 50, "\u202e", "﷽" * 20, "<|im_end|>", "{{ 1 }}", "../../etc/passwd", "%00",
+TEXTS = ["", " ", "a", "\0", "\ud800", "é" * 300, "\U0001f600" * 50, "\u202e", "﷽" * 20, "<|im_end|>", "{{ 1 }}",
+"../../etc/passwd", "%00",
          "x" * 5000, "\n" * 2000, "a\r\nX-Session-Id: b", "null", "-1", "1e999", "ек_тест", "adv-0", "Z" * 129,
          "imp-" + "0" * 32]  # fmt: skip
-DEEP: list[Any] = [json.loads("[" * 60 + "]" * 60), json.loads('{"a":' * 60 + "1" + "}" * 60), [[]] * 200, {str(i): i for i in range(300)}]
+DEEP: list[Any] = [
+    json.loads("[" * 60 + "]" * 60),
+    json.loads('{"a":' * 60 + "1" + "}" * 60),
+    [[]] * 200,
+    {str(i): i for i in range(300)},
+]
 ODD: list[Any] = [None, True, False, [], {}, [None], [[]], {"": ""}, {"type": "object"}, {"type": "text"}]
 VALUES = st.one_of(
     st.sampled_from([*NUMBERS, *TEXTS, *DEEP, *ODD]),
@@ -69,7 +78,9 @@ LEGAL: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": st.integers(1, 4),
     "stop": st.lists(st.text(min_size=1, max_size=1024), min_size=1, max_size=16) | st.text(min_size=1, max_size=8),
     "stop_token_ids": st.lists(st.integers(0, 2050), max_size=64),
-    "logit_bias": st.dictionaries(st.integers(0, 2050).map(str), st.sampled_from([-100, 100, 0.5, -1e-300]), max_size=4096),
+    "logit_bias": st.dictionaries(
+        st.integers(0, 2050).map(str), st.sampled_from([-100, 100, 0.5, -1e-300]), max_size=4096
+    ),
     "n": st.integers(1, 8),
     "ignore_eos": st.booleans(),
     "skip_special_tokens": st.booleans(),
@@ -82,20 +93,27 @@ LEGAL: dict[str, st.SearchStrategy[Any]] = {
     "prompt": st.lists(st.integers(0, 2050), min_size=1, max_size=300) | st.text(min_size=1, max_size=500),
 }
 SCHEMAS: list[Any] = [
-    {}, {"type": "object"}, {"enum": list(range(500))}, {"type": "string", "pattern": "^(a+)+$"}, {"type": "string", "pattern": "(?=a)b"},
+    {}, {"type": "object"}, {"enum": list(range(500))}, {"type": "string", "pattern": "^(a+)+$"}, {"type": "string",
+    "pattern": "(?=a)b"},
     {"type": "string", "minLength": 5, "maxLength": 4}, {"type": "array", "minItems": 10**6, "items": {"type": "null"}},
     {"type": "nonsense"},
-    {"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, {"$ref": "http://127.0.0.1:9/x"}, {"not": {}},
+    {"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, {"$ref": "http://127.0.0.1:9/x"},
+    {"not": {}},
     {"const": "\ud800"},
     {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": False},
-    {"type": "string", "pattern": "(a{1,50}){1,50}"}, {"anyOf": [{"type": "integer"}] * 100}, {"type": "number", "multipleOf": 1e-300},
+    {"type": "string", "pattern": "(a{1,50}){1,50}"}, {"anyOf": [{"type": "integer"}] * 100}, {"type": "number",
+    "multipleOf": 1e-300},
     {"allOf": [{"type": "string", "pattern": f"[{chr(97 + i)}-z]{{3,9}}"} for i in range(6)]},
 ]  # fmt: skip
 
 # ---- right bodies ----------------------------------------------------------------------------------------------------
 TOOL = {
     "type": "function",
-    "function": {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}},
+    "function": {
+        "name": "look",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+    },
 }
 CALLED = [{"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"q": "a"}'}}]
 CHAT: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
@@ -111,7 +129,8 @@ TURNS: dict[str, Any] = {
 }
 WITH_TOOLS: dict[str, Any] = CHAT | {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True}
 WITH_FORMAT: dict[str, Any] = CHAT | {
-    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"},
+    "strict": True}},
     "stream_options": {"include_usage": True}, "stream": True,
 }  # fmt: skip
 COMPLETION: dict[str, Any] = {"model": NAME, "prompt": "Hello.", "max_tokens": 2}
@@ -135,7 +154,11 @@ GRAPH: dict[str, Any] = {
     "edges": [{"from": "a", "to": "b", "probability": 0.5, "calls": 1, "delay_s": 0.1}],
     "learn": True,
 }
-SECRET: dict[str, Any] = {"session_id": "hostile", "expires_after": {"anchor": "created_at", "seconds": 60}, "origin": "https://a.example"}
+SECRET: dict[str, Any] = {
+    "session_id": "hostile",
+    "expires_after": {"anchor": "created_at", "seconds": 60},
+    "origin": "https://a.example",
+}
 HINTS: dict[str, Any] = {"kv_hints": {"version": 1, "actions": [{"type": "prefetch", "session_id": "a"}]}}
 
 
@@ -162,7 +185,11 @@ def encoded(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-_OTHER_FIELDS = [(name,) for name in (*HARMLESS, *REFUSED)] + [tuple(name.split(".")) for name in FIELDS] + [("no such field",), ("",)]
+_OTHER_FIELDS = (
+    [(name,) for name in (*HARMLESS, *REFUSED)]
+    + [tuple(name.split(".")) for name in FIELDS]
+    + [("no such field",), ("",)]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +205,22 @@ class Target:
 
 _CHAT_FIELDS = tuple((name,) for name in ChatRequest.model_fields) + tuple(_OTHER_FIELDS)
 _COMPLETION_FIELDS = tuple((name,) for name in CompletionRequest.model_fields) + tuple(_OTHER_FIELDS)
-_TOKENIZE_FIELDS = tuple((name,) for name in {**TokenizePrompt.model_fields, **TokenizeMessages.model_fields, **TOKENS_REFUSED})
+_TOKENIZE_FIELDS = tuple(
+    (name,) for name in {**TokenizePrompt.model_fields, **TokenizeMessages.model_fields, **TOKENS_REFUSED}
+)
 _DETOKENIZE_FIELDS = tuple((name,) for name in Detokenize.model_fields)
 TARGETS = {
     "chat": Target("POST", "/v1/chat/completions", (CHAT, TURNS, WITH_TOOLS, WITH_FORMAT, CHAT | HINTS), _CHAT_FIELDS, (
         ("response_format", "json_schema", "schema"), ("tools", 0, "function", "parameters"))),
-    "completions": Target("POST", "/v1/completions", (COMPLETION, COMPLETION | {"prompt": ["a", [1, 2]], "logprobs": 1}),
+    "completions": Target("POST", "/v1/completions", (COMPLETION,
+    COMPLETION | {"prompt": ["a", [1, 2]], "logprobs": 1}),
     _COMPLETION_FIELDS),
     "tokenize": Target("POST", "/tokenize", (TOKENIZE, TOKENIZE_CHAT, CONTINUED), _TOKENIZE_FIELDS),
     "detokenize": Target("POST", "/detokenize", (DETOKENIZE,), _DETOKENIZE_FIELDS),
-    "advisory": Target("POST", "/v1/advisory", (ADVISORY, {"advisories": [ADVISORY, {"session_id": "b"}]}, ADVISORY | {"token": "ek_a"})),
-    "invalidate": Target("POST", "/v1/invalidate", ({"session_id": "hostile"}, {"advisory_id": "adv-1"}, {"session_id": "a",
+    "advisory": Target("POST", "/v1/advisory", (ADVISORY, {"advisories": [ADVISORY, {"session_id": "b"}]},
+    ADVISORY | {"token": "ek_a"})),
+    "invalidate": Target("POST", "/v1/invalidate", ({"session_id": "hostile"}, {"advisory_id": "adv-1"},
+    {"session_id": "a",
     "token": "x"})),
     "client_secrets": Target("POST", "/v1/client_secrets", (SECRET, {"session_prefix": "hostile"})),
     "workflows": Target("PUT", "/v1/workflows/hostile", (GRAPH,)),
@@ -234,21 +266,30 @@ def with_schema(draw: st.DrawFn) -> Case:
     place = draw(st.sampled_from(target.schema_fields))
     schema = draw(
         st.sampled_from(SCHEMAS)
-        | st.dictionaries(st.sampled_from(["type", "enum", "properties", "items", "pattern", "$ref"]), VALUES, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "enum", "properties", "items", "pattern", "$ref"]), VALUES, max_size=3
+        )
     )
     return Case(
-        target.method, target.path, dict(JSON), encoded(put(WITH_FORMAT if place[0] == "response_format" else WITH_TOOLS, place, schema))
+        target.method,
+        target.path,
+        dict(JSON),
+        encoded(put(WITH_FORMAT if place[0] == "response_format" else WITH_TOOLS, place, schema)),
     )
 
 
-_HEADER_NAMES = [*HEADERS, *THREADS.values(), FINAL, PRIORITY, "X-Upbeat-Node", "X-Upbeat-Workflow", "X-Upbeat-Agent", "X-Upbeat-Run",
+_HEADER_NAMES = [*HEADERS, *THREADS.values(), FINAL, PRIORITY, "X-Upbeat-Node", "X-Upbeat-Workflow", "X-Upbeat-Agent",
+"X-Upbeat-Run",
     "X-Upbeat-Timing",
     "Content-Type", "Accept",
-                 "Content-Encoding", "Origin", "Expect", "X-Request-Id", "Idempotency-Key", "Cookie", "Transfer-Encoding", "Range",
+                 "Content-Encoding", "Origin", "Expect", "X-Request-Id", "Idempotency-Key", "Cookie",
+                 "Transfer-Encoding", "Range",
                  "Connection"]  # fmt: skip
-_HEADER_VALUES = st.sampled_from(["", "a", "node-0", "node-99", "gzip", "identity", "text/plain", "application/json; charset=utf-16",
+_HEADER_VALUES = st.sampled_from(["", "a", "node-0", "node-99", "gzip", "identity", "text/plain",
+"application/json; charset=utf-16",
     "100-continue", "chunked", "close", "-1",
-                                  "1e300", "null", "true", "https://evil.example", "é", "a" * 129, "x" * 6000, "a:b:c", "%s%n",
+                                  "1e300", "null", "true", "https://evil.example", "é", "a" * 129, "x" * 6000, "a:b:c",
+                                  "%s%n",
                                   "0" * 400])  # fmt: skip
 
 
@@ -260,10 +301,14 @@ def with_headers(draw: st.DrawFn) -> Case:
     return Case(target.method, target.path, headers, encoded(draw(st.sampled_from(target.bodies))))
 
 
-_ID = st.sampled_from(["hostile", "a", "a/b", "..", "%2e%2e", "%00", "é", "a" * 200, "imp-0", "*", "?", "honest-0-alone"])
-_BARE = ["/v1/sessions", "/v1/sessions/{}", "/v1/sessions/{}/placement", "/v1/sessions/{}/events", "/v1/models", "/v1/models/{}",
+_ID = st.sampled_from(
+    ["hostile", "a", "a/b", "..", "%2e%2e", "%00", "é", "a" * 200, "imp-0", "*", "?", "honest-0-alone"]
+)
+_BARE = ["/v1/sessions", "/v1/sessions/{}", "/v1/sessions/{}/placement", "/v1/sessions/{}/events", "/v1/models",
+"/v1/models/{}",
     "/v1/workflows", "/v1/workflows/{}",
-         "/v1/fleet", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs", "/", "/upbeat.js", "/playground/{}",
+         "/v1/fleet", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs", "/", "/upbeat.js",
+         "/playground/{}",
          "/v1/embeddings", "/tokenize", "/detokenize", "/nowhere/{}"]  # fmt: skip
 
 
@@ -288,8 +333,12 @@ def bare(draw: st.DrawFn) -> Case:
             ]
         )
     )
-    method = draw(st.sampled_from(["GET", "GET", "GET", "DELETE", "POST", "PUT", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW"]))
-    body = draw(st.none() | st.sampled_from([b"", b"{}", b"[]", b"null", b"\xff\xfe", b"{" * 500, b'{"a":1', b"0" * 5000]))
+    method = draw(
+        st.sampled_from(["GET", "GET", "GET", "DELETE", "POST", "PUT", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW"])
+    )
+    body = draw(
+        st.none() | st.sampled_from([b"", b"{}", b"[]", b"null", b"\xff\xfe", b"{" * 500, b'{"a":1', b"0" * 5000])
+    )
     return Case(method, path + query, dict(JSON), body, path.endswith("/events"))
 
 
@@ -299,7 +348,8 @@ def broken(draw: st.DrawFn) -> Case:
     target = TARGETS[draw(st.sampled_from(sorted(TARGETS)))]
     right = encoded(target.bodies[0])
     cut = draw(st.integers(0, len(right)))
-    body = draw(st.sampled_from([right[:cut], right[:cut] + b"\xff" + right[cut:], right + b"}", b"[" * 3000, b'{"a":' * 400,
+    body = draw(st.sampled_from([right[:cut], right[:cut] + b"\xff" + right[cut:], right + b"}", b"[" * 3000,
+    b'{"a":' * 400,
     b"1" * 6000, b'"' + b"\\u0000" * 99 + b'"',
                                  b"nan", b"\xef\xbb\xbf" + right, right.replace(b"{", b'{"model":1,', 1),
                                  b"[" + right + b"]"]) | st.binary(max_size=200))  # fmt: skip
@@ -315,14 +365,19 @@ def described(label: str, mode: GenerationMode) -> st.SearchStrategy[Case]:
         assert made.url is not None
         body = made.body.encode() if isinstance(made.body, str) else made.body
         return Case(
-            str(made.method), made.url.removeprefix("http://host"), JSON | {str(k): str(v) for k, v in made.headers.items()}, body, True
+            str(made.method),
+            made.url.removeprefix("http://host"),
+            JSON | {str(k): str(v) for k, v in made.headers.items()},
+            body,
+            True,
         )
 
     return operation.as_strategy(generation_mode=mode).map(case_of)
 
 
 OPERATIONS = {
-    operation.label: operation for operation in (found.ok() for found in schemathesis.openapi.from_dict(openapi()).get_all_operations())
+    operation.label: operation
+    for operation in (found.ok() for found in schemathesis.openapi.from_dict(openapi()).get_all_operations())
 }
 
 

@@ -1,9 +1,10 @@
-"""A hostile tenant: every attack that once hurt somebody, many a second, for as long as one asks. A program of its own, so that what it
-computes is not taken for the server's delay.
+"""A hostile tenant: every attack that once hurt somebody, many a second, for as long as one asks. A program of its own,
+so that what it computes is not taken for the server's delay.
 
     python -m tests.attack.hostile URL KEY SECONDS RATE SEED
 
-prints JSON: how often each attack was made, and how often each status came back to it; 0: no answer, or an attack that wants none.
+prints JSON: how often each attack was made, and how often each status came back to it; 0: no answer, or an attack that
+wants none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import aiohttp
 
 from tests.attack.world import NAME
 
-#: At a time, so that the attacker's own machine is not what gives way; and how long a connection is held by who holds one, in seconds.
+#: At a time, so that the attacker's own machine is not what gives way; and how long a connection is held by who holds
+#: one, in seconds.
 MOST, HOLD_S = 2000, 20.0
 #: Of connections that only hold something, at a time.
 MOST_HELD = 40
@@ -41,7 +43,9 @@ class Hostile:
         self.done: Counter[tuple[str, int]] = Counter()
         self.held = 0
 
-    async def post(self, http: aiohttp.ClientSession, body: Any, path: str = "/v1/chat/completions", **headers: str) -> int:
+    async def post(
+        self, http: aiohttp.ClientSession, body: Any, path: str = "/v1/chat/completions", **headers: str
+    ) -> int:
         """The status; 0 when there is no answer. Reads the answer to its end."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         said = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"} | headers
@@ -84,7 +88,10 @@ class Hostile:
 
     def words(self, count: int) -> str:
         """Text that no cache knows."""
-        return " ".join(self.random.choice(("rivers", "bread", "maps", "owls")) + str(self.random.randrange(1000)) for _ in range(count))
+        return " ".join(
+            self.random.choice(("rivers", "bread", "maps", "owls")) + str(self.random.randrange(1000))
+            for _ in range(count)
+        )
 
 
 def chat(text: str = "Hello.", **more: Any) -> dict[str, Any]:
@@ -103,13 +110,15 @@ def patterns(h: Hostile, count: int) -> dict[str, Any]:
 def tools(h: Hostile, count: int) -> list[dict[str, Any]]:
     fields = {f"f{i}": {"type": "string", "enum": [str(h.random.random()) for _ in range(20)]} for i in range(10)}
     return [
-        {"type": "function", "function": {"name": f"t{i}", "parameters": {"type": "object", "properties": fields}}} for i in range(count)
+        {"type": "function", "function": {"name": f"t{i}", "parameters": {"type": "object", "properties": fields}}}
+        for i in range(count)
     ]
 
 
 #: By name: of a hundred attacks how many, and the attack.
 ATTACKS: dict[str, tuple[float, Attack]] = {
-    "logits beyond float32": (10, lambda h, http: h.post(http, chat(repetition_penalty=h.random.choice([1e-300, 1e-38, 5e-324]),
+    "logits beyond float32": (10, lambda h, http: h.post(http,
+    chat(repetition_penalty=h.random.choice([1e-300, 1e-38, 5e-324]),
     temperature=0))),
     "least penalties": (6, lambda h, http: h.post(http, chat(h.words(40), repetition_penalty=0.01, presence_penalty=-2,
     frequency_penalty=-2, max_tokens=16))),
@@ -119,15 +128,20 @@ ATTACKS: dict[str, tuple[float, Attack]] = {
     "fifteen megabytes": (0.4, lambda h, http: h.post(http, chat("word " * (3 << 20)))),
     "a million values": (1, lambda h, http: h.post(http, b'{"model":"a","messages":[' + b"[]," * 700_000 + b"[]]}")),
     "many messages": (1, lambda h, http: h.post(http, chat(messages=[{"role": "user", "content": "a"}] * 16_000))),
-    "long stop strings": (5, lambda h, http: h.post(http, chat(h.words(20), stop=[f"{i:x}" + "a" * 1020 for i in range(16)],
+    "long stop strings": (5, lambda h, http: h.post(http, chat(h.words(20),
+    stop=[f"{i:x}" + "a" * 1020 for i in range(16)],
     max_tokens=48, ignore_eos=True))),
     "biases and logprobs": (4, lambda h, http: h.post(http, chat(
-        logit_bias={str(i): -1 for i in range(2048)}, logprobs=True, top_logprobs=20, n=8, max_tokens=16, ignore_eos=True))),
-    "urgent and long": (6, lambda h, http: h.post(http, chat(h.words(800), priority=-1000, max_tokens=32, ignore_eos=True))),
+        logit_bias={str(i): -1 for i in range(2048)}, logprobs=True, top_logprobs=20, n=8, max_tokens=16,
+        ignore_eos=True))),
+    "urgent and long": (6, lambda h, http: h.post(http, chat(h.words(800), priority=-1000, max_tokens=32,
+    ignore_eos=True))),
     "at the context's end": (0.6, lambda h, http: h.post(http, chat(h.words(2500), max_tokens=64, ignore_eos=True))),
-    "many prompts": (1, lambda h, http: h.post(http, {"model": NAME, "prompt": [h.words(60) for _ in range(32)], "max_tokens": 4},
+    "many prompts": (1, lambda h, http: h.post(http, {"model": NAME, "prompt": [h.words(60) for _ in range(32)],
+    "max_tokens": 4},
     "/v1/completions")),
-    "reads nothing": (2, lambda h, http: h.hold(h.raw(json.dumps(chat("Hello.", stream=True, max_tokens=4000, ignore_eos=True,
+    "reads nothing": (2, lambda h, http: h.hold(h.raw(json.dumps(chat("Hello.", stream=True, max_tokens=4000,
+    ignore_eos=True,
     logprobs=True, top_logprobs=20)).encode()))),
     "one byte is missing": (3, lambda h, http: h.hold(h.raw(b" " * 4_000_000, 4_000_001))),
     "says nothing": (3, lambda h, http: h.hold(b"")),
@@ -146,7 +160,9 @@ async def leave(h: Hostile, http: aiohttp.ClientSession) -> int:
     """Ask for a long stream and hang up at its beginning."""
     said = {"Authorization": f"Bearer {h.key}"}
     try:
-        async with http.post(h.url + "/v1/chat/completions", json=chat(h.words(50), stream=True, max_tokens=500), headers=said) as answer:
+        async with http.post(
+            h.url + "/v1/chat/completions", json=chat(h.words(50), stream=True, max_tokens=500), headers=said
+        ) as answer:
             await answer.content.read(200)
             return answer.status
     except (aiohttp.ClientError, TimeoutError, OSError):
@@ -182,8 +198,8 @@ async def attack(h: Hostile, seconds: float, rate: float) -> None:
 
 
 def step_aside() -> None:
-    """On one machine with what it attacks, it takes only what is left of the processors: by itself and, where they are shared by session
-    (autogroups, `man 7 sched`), as a session."""
+    """On one machine with what it attacks, it takes only what is left of the processors: by itself and, where they are
+    shared by session (autogroups, `man 7 sched`), as a session."""
     os.nice(19)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text("19")

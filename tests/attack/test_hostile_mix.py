@@ -1,5 +1,5 @@
-"""Ten minutes of every attack that once hurt somebody, fifty a second, beside eight honest conversations: what these are
-answered, and when, is as on a quiet stack, and no process ends."""
+"""Ten minutes of every attack that once hurt somebody, fifty a second, beside eight honest conversations: what these
+are answered, and when, is as on a quiet stack, and no process ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.attack.world import KEYS, MODEL, SETTINGS, Honest, going_first, quant
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
-PEOPLE, PAUSE_S, RATE = 8, 0.4, 50.0
+USERS, PAUSE_S, RATE = 8, 0.4, 50.0
 QUIET_S, HOSTILE_S = 60.0, float(os.environ.get("UPBEAT_HOSTILE_S", "600"))
 #: How many times as long as on a quiet stack the slowest hundredth of first tokens may take.
 SLOWER = 2.0
@@ -39,7 +39,7 @@ class Seen:
 
 
 async def attacked(stack: Stack, number: int) -> Seen:
-    honest = Honest(stack.url, PEOPLE, PAUSE_S)
+    honest = Honest(stack.url, USERS, PAUSE_S)
     await honest.alone()
     end = time.monotonic() + QUIET_S
     await honest.until(lambda: time.monotonic() > end)
@@ -47,7 +47,8 @@ async def attacked(stack: Stack, number: int) -> Seen:
     before = started(stack)
     # In a session of its own, so that it can step aside as a session.
     program = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.attack.hostile", stack.url, KEYS["hostile"], str(HOSTILE_S), str(RATE), str(number),
+        sys.executable, "-m", "tests.attack.hostile", stack.url, KEYS["hostile"], str(HOSTILE_S), str(RATE),
+        str(number),
         stdout=asyncio.subprocess.PIPE, cwd=ROOT, start_new_session=True,
     )  # fmt: skip
     attacking = asyncio.ensure_future(program.communicate())
@@ -64,7 +65,10 @@ async def attacked(stack: Stack, number: int) -> Seen:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     number = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
     directory = tmp_path_factory.mktemp("stack")
-    with Stack(model=MODEL, nodes=2, directory=directory, hbm_gib=0.25, dram_gib=0.25, settings=SETTINGS) as stack, going_first():
+    with (
+        Stack(model=MODEL, nodes=2, directory=directory, hbm_gib=0.25, dram_gib=0.25, settings=SETTINGS) as stack,
+        going_first(),
+    ):
         found = asyncio.run(attacked(stack, number))
     for name, statuses in found.told.items():
         print(f"{name}: {statuses}")
@@ -74,7 +78,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return found
 
 
-def test_eight_people_are_answered_as_on_a_quiet_stack_and_no_process_ends(seen: Seen) -> None:
+def test_eight_users_are_answered_as_on_a_quiet_stack_and_no_process_ends(seen: Seen) -> None:
     assert seen.wrong == []
     assert seen.after == seen.before
     assert {status for statuses in seen.told.values() for status in statuses if status.startswith("5")} <= {"503"}

@@ -1,4 +1,4 @@
-"""A stack that is attacked, the honest people beside, and whether it is whole afterwards."""
+"""A stack that is attacked, the honest users beside, and whether it is whole afterwards."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ TURNS, ANSWER_TOKENS = 3, 24
 
 @contextlib.contextmanager
 def going_first() -> Iterator[None]:
-    """What this thread does within goes before all else on the machine, where that is allowed; what it starts does not. People who ask
-    have processors of their own: what a busy server's machine makes their client wait (seconds, measured) is not the server's delay."""
+    """What this thread does within goes before all else on the machine, where that is allowed; what it starts does not.
+    Users who ask have processors of their own: what a busy server's machine makes their client wait (seconds,
+    measured) is not the server's delay."""
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -47,19 +48,22 @@ def going_first() -> Iterator[None]:
 
 
 def started(stack: Stack) -> dict[str, tuple[int, float]]:
-    """Every process of the stack by service: its pid, and when it began. Equal later: nothing ended and nothing was started again."""
+    """Every process of the stack by service: its pid, and when it began. Equal later: nothing ended and nothing was
+    started again."""
     return {name: (process.pid, process.create_time()) for name, process in services(stack).items()}
 
 
 @dataclass
 class Honest:
-    """People who hold the same conversations again and again. What they are answered must never change: `wrong` says where it did.
+    """Users who hold the same conversations again and again. What they are answered must never change: `wrong` says
+    where it did.
 
-    pause_s: how long they think before a turn on the average, in seconds. ttft_s: of every turn that was answered, in seconds.
+    pause_s: how long they think before a turn on the average, in seconds. ttft_s: of every turn that was answered, in
+    seconds.
     """
 
     url: str
-    people: int
+    users: int
     pause_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)
@@ -69,14 +73,14 @@ class Honest:
     async def alone(self) -> None:
         """Hold each conversation once, one after the other, and remember the answers."""
         async with self._http() as http:
-            for person in range(self.people):
+            for person in range(self.users):
                 self._alone[person] = [o.text for o in await self._converse(http, person, "alone")]
         self.ttft_s.clear()
 
     async def until(self, ended: Callable[[], bool]) -> int:
         """All of them at a time, again and again; returns how many conversations were held. At least one each."""
         async with self._http() as http:
-            return sum(await asyncio.gather(*(self._again(http, person, ended) for person in range(self.people))))
+            return sum(await asyncio.gather(*(self._again(http, person, ended) for person in range(self.users))))
 
     async def _again(self, http: aiohttp.ClientSession, person: int, ended: Callable[[], bool]) -> int:
         held = 0

@@ -26,7 +26,10 @@ async def run(kind: str, url: str, key: str = "", script: str = PLAYGROUND, limi
     """Runs a set, within `limit_s`; the error of each scenario by name, None where it has none."""
     node = need(shutil.which("node"), "node")
     program = chromium()
-    need((ROOT / "web-sdk" / "node_modules" / "playwright-core").exists(), "web-sdk/node_modules (npm ci --prefix web-sdk)")
+    need(
+        (ROOT / "web-sdk" / "node_modules" / "playwright-core").exists(),
+        "web-sdk/node_modules (npm ci --prefix web-sdk)",
+    )
     process = await asyncio.create_subprocess_exec(
         node,
         str(HERE / script),

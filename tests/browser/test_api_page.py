@@ -54,7 +54,9 @@ async def test_files_come_compressed_under_a_policy_that_allows_nothing_foreign(
         whole = await answer.read()
         async with s.http.get(s.url + path, headers={"Accept-Encoding": "identity"}) as plain:
             assert "Content-Encoding" not in plain.headers and await plain.read() == whole
-        async with s.http.get(s.url + path, headers={"If-None-Match": plain.headers["ETag"], "Accept-Encoding": "identity"}) as again:
+        async with s.http.get(
+            s.url + path, headers={"If-None-Match": plain.headers["ETag"], "Accept-Encoding": "identity"}
+        ) as again:
             assert (again.status, await again.read()) == (304, b"")
 
 
@@ -77,12 +79,22 @@ def test_the_copy_is_what_the_pinned_package_holds() -> None:
     pinned = json.loads((ROOT / "web-sdk" / "package.json").read_text())["devDependencies"]["swagger-ui-dist"]
     assert json.loads((PACKAGE / "package.json").read_text())["version"] == pinned, "run `npm ci --prefix web-sdk`"
     for copy in VENDOR.iterdir():
-        name, content = (copy.stem, gzip.decompress(copy.read_bytes())) if copy.suffix == ".gz" else (copy.name, copy.read_bytes())
-        assert content == (PACKAGE / name).read_bytes(), f"{name}: run `make api-page` and commit gateway/api_page/vendor"
+        name, content = (
+            (copy.stem, gzip.decompress(copy.read_bytes())) if copy.suffix == ".gz" else (copy.name, copy.read_bytes())
+        )
+        assert content == (PACKAGE / name).read_bytes(), (
+            f"{name}: run `make api-page` and commit gateway/api_page/vendor"
+        )
 
 
 def test_the_copy_has_its_licence_and_is_small() -> None:
     names = {path.name for path in VENDOR.iterdir()}
-    assert names == {"swagger-ui-bundle.js.gz", "swagger-ui.css.gz", "LICENSE", "NOTICE", "swagger-ui-bundle.js.LICENSE.txt"}
+    assert names == {
+        "swagger-ui-bundle.js.gz",
+        "swagger-ui.css.gz",
+        "LICENSE",
+        "NOTICE",
+        "swagger-ui-bundle.js.LICENSE.txt",
+    }
     assert "Apache License" in (VENDOR / "LICENSE").read_text() and "SmartBear" in (VENDOR / "NOTICE").read_text()
     assert sum(path.stat().st_size for path in VENDOR.iterdir()) < 520_000

@@ -1,6 +1,7 @@
 """The web SDK in a real Chromium (`scenarios.mjs`): what leaves a page, when, and what never does.
 
-One browser runs all scenarios, one after the other; each is a test here. A gateway with toy insides takes the hints of one of them.
+One browser runs all scenarios, one after the other; each is a test here. A gateway with toy insides takes the hints of
+one of them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ async def outcomes() -> dict[str, str | None]:
         real = {"url": s.url, "token": made["value"], "integrity": sri["upbeat.js"]["integrity"]}
         environment = os.environ | {"CHROMIUM": program, "REAL": json.dumps(real)}
         process = await asyncio.create_subprocess_exec(
-            node, HERE / "scenarios.mjs", env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            node,
+            HERE / "scenarios.mjs",
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         try:
             async with asyncio.timeout(200):
@@ -49,7 +54,9 @@ async def outcomes() -> dict[str, str | None]:
         assert process.returncode == 0, err.decode()
         await until(lambda: len(s.scheduler.invalidated) == 1)
         told = [(a.session.tenant, a.session.session_id, a.ttl_s) for a in s.scheduler.advised]
-        assert told == [("acme", "real-1", 6)], "the scheduler was told of the session that the token is for, and of no other"
+        assert told == [("acme", "real-1", 6)], (
+            "the scheduler was told of the session that the token is for, and of no other"
+        )
         assert s.scheduler.invalidated[0].session.session_id == "real-1"
     said = [json.loads(line) for line in out.decode().splitlines()]
     return {one["name"]: one["error"] for one in said}
@@ -63,11 +70,18 @@ def test_in_a_browser(outcomes: dict[str, str | None], name: str) -> None:
 async def test_on_a_server_that_renders_pages_it_does_nothing() -> None:
     node = need(shutil.which("node"), "node")
     script = (
-        "import { attach, bind } from 'upbeat-web'; const h = attach('#p', { session: 'a' }); h.advise(); bind('a', 'b'); h.detach();"
+        "import { attach, bind } from 'upbeat-web'; const h = attach('#p', { session: 'a' }); h.advise(); "
+        "bind('a', 'b'); h.detach();"
         "await new Promise((r) => setTimeout(r, 50)); console.log('went on');"
     )
     process = await asyncio.create_subprocess_exec(
-        node, "--input-type=module", "-e", script, cwd=ROOT / "web-sdk", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        node,
+        "--input-type=module",
+        "-e",
+        script,
+        cwd=ROOT / "web-sdk",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate()
     assert (out.decode(), err.decode()) == ("went on\n", "")

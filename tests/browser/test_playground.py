@@ -37,10 +37,15 @@ class Brought(dict[str, pb.SessionInfo]):
         layers = self._looks[session_id] = min(4, self._looks.get(session_id, 0) + 1)
         tiers = {"hbm": [2] * layers + [0] * (4 - layers), "dram": [2] * 4, "blob": [2] * 4}
         nodes = [
-            pb.NodeResidency(node="node-0", tiers=[{"tier": t, "layer_chunks": c, "tokens": 0, "bytes": sum(c)} for t, c in tiers.items()]),
+            pb.NodeResidency(
+                node="node-0",
+                tiers=[{"tier": t, "layer_chunks": c, "tokens": 0, "bytes": sum(c)} for t, c in tiers.items()],
+            ),
             pb.NodeResidency(node="node-1", tiers=[{"tier": "ssd", "layer_chunks": [1] * 4, "tokens": 64, "bytes": 4}]),
         ]
-        summary = pb.SessionSummary(session={"session_id": session_id}, model=MODEL, tokens=128, node="" if withdrawn else "node-0")
+        summary = pb.SessionSummary(
+            session={"session_id": session_id}, model=MODEL, tokens=128, node="" if withdrawn else "node-0"
+        )
         return pb.SessionInfo(summary=summary, known=True, nodes=nodes)
 
 
@@ -71,7 +76,9 @@ async def test_the_page_with_a_model_that_thinks(thoughtful: dict[str, Any], nam
     assert thoughtful[name] is None, thoughtful[name]
 
 
-@pytest.mark.parametrize("path", ["/", "/playground/playground.js", "/playground/playground.css", "/playground/icon.svg"])
+@pytest.mark.parametrize(
+    "path", ["/", "/playground/playground.js", "/playground/playground.css", "/playground/icon.svg"]
+)
 async def test_files_are_served_with_a_policy_that_allows_nothing_foreign(path: str) -> None:
     async with stack(nodes=1, api_keys=[{"key": KEY}]) as s, s.http.get(s.url + path) as answer:
         assert answer.status == 200

@@ -1,4 +1,5 @@
-"""The playground in a real Chromium before whole stacks. A module of its own: no gRPC may run in the process that starts a stack."""
+"""The playground in a real Chromium before whole stacks. A module of its own: no gRPC may run in the process that
+starts a stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The page's first line, which turns it compares, and how far it says a comparison is (gateway/playground), without a browser."""
+"""The page's first line, which turns it compares, and how far it says a comparison is (gateway/playground), without a
+browser."""
 
 from __future__ import annotations
 
@@ -22,13 +23,23 @@ PROGRESS = """
 const { progress } = await import("data:text/javascript," + encodeURIComponent(process.argv[1]));
 console.log(JSON.stringify(progress(...JSON.parse(process.argv[2]))));
 """
-COLD: dict[str, Any] = {"hinted": False, "ttftMs": 312, "first": False, "added": 20, "prompt": 6000, "cached": 5952, "left": 0.1}
+COLD: dict[str, Any] = {
+    "hinted": False,
+    "ttftMs": 312,
+    "first": False,
+    "added": 20,
+    "prompt": 6000,
+    "cached": 5952,
+    "left": 0.1,
+}
 TYPED = COLD | {"hinted": True, "ttftMs": 51}
 
 
 def run_script(script: str, source: str, given: str) -> Any:
     node = need(shutil.which("node"), "node")
-    done = subprocess.run([node, "--input-type=module", "-e", script, source, given], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [node, "--input-type=module", "-e", script, source, given], check=True, capture_output=True, text=True
+    )
     return json.loads(done.stdout)
 
 
@@ -45,13 +56,18 @@ def test_a_turn_that_was_typed_is_compared_with_those_that_were_not() -> None:
 
 
 def test_no_gain_is_said_as_that() -> None:
-    assert first_line(COLD | {"ttftMs": 157}, TYPED | {"ttftMs": 186})["said"] == "No gain: 186 ms with a hint, 157 ms without."
+    assert (
+        first_line(COLD | {"ttftMs": 157}, TYPED | {"ttftMs": 186})["said"]
+        == "No gain: 186 ms with a hint, 157 ms without."
+    )
 
 
 def test_medians_are_taken_of_the_other_kind_and_of_both_after_a_comparison() -> None:
     others = [COLD | {"ttftMs": ms} for ms in (100, 900, 300)]
     assert first_line(*others, TYPED)["said"].startswith("51 ms instead of 300 ms")
-    assert first_line(TYPED | {"ttftMs": 31}, *others, TYPED, compared=True)["said"].startswith("41 ms instead of 300 ms")
+    assert first_line(TYPED | {"ttftMs": 31}, *others, TYPED, compared=True)["said"].startswith(
+        "41 ms instead of 300 ms"
+    )
 
 
 @pytest.mark.parametrize(

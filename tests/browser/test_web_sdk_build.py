@@ -42,7 +42,10 @@ def test_a_file_keeps_to_its_budget_and_has_its_hash(name: str) -> None:
 
 
 def test_a_budget_is_checked_with_what_brotli_really_makes(rebuilt: Path) -> None:
-    script = "const z=require('zlib'),f=require('fs');process.stdout.write(''+z.brotliCompressSync(f.readFileSync(process.argv[1])).length)"
+    script = (
+        "const "
+        "z=require('zlib'),f=require('fs');process.stdout.write(''+z.brotliCompressSync(f.readFileSync(process.argv[1])).length)"
+    )
     for name in BUDGET_BYTES:
         done = subprocess.run(["node", "-e", script, DIST / name], check=True, capture_output=True, text=True)
         assert int(done.stdout) == SRI[name]["brotli_bytes"]
@@ -59,5 +62,7 @@ def test_its_types_let_through_what_works_and_nothing_else() -> None:
     node = need(shutil.which("node"), "node")
     compiler = SDK / "node_modules" / "typescript" / "bin" / "tsc"
     need(compiler.exists(), "web-sdk/node_modules (npm ci --prefix web-sdk)")
-    done = subprocess.run([node, compiler, "-p", SDK / "tsconfig.types.json"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [node, compiler, "-p", SDK / "tsconfig.types.json"], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "")

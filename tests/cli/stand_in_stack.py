@@ -1,9 +1,9 @@
 """Stand-ins for the four services, and a launcher that runs them: what `upbeat up` does is tested with real processes.
 
-A stand-in lives as the real services do (`runtime.service`), listens on the ports of its service, and writes what happens
-to it into one journal. How it misbehaves is said by `BEHAVIOUR/NAME.json`: `exit` (status, at once), `drain_s`, `deaf`
-(SIGTERM is ignored), `lines` (so many numbered ones on stdout and stderr, as fast as it can, from two threads and a child).
-The gateway's `/ready?all=1` is 200 when everybody else's port answers, and `/ready` always.
+A stand-in lives as the real services do (`runtime.service`), listens on the ports of its service, and writes what
+happens to it into one journal. How it misbehaves is said by `BEHAVIOUR/NAME.json`: `exit` (status, at once), `drain_s`,
+`deaf` (SIGTERM is ignored), `lines` (so many numbered ones on stdout and stderr, as fast as it can, from two threads
+and a child). The gateway's `/ready?all=1` is 200 when everybody else's port answers, and `/ready` always.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import psutil
 
 from cli import machine
 from cli.settings import BUNDLED_MODEL
-from runtime.config import load_config
+from runtime.config_file import load_config
 
-PATIENCE_S = 40.0
+TIMEOUT_S = 40.0
 
 _STAND_IN = r"""#!{python}
 import asyncio, contextlib, json, os, signal, subprocess, sys, time
@@ -56,9 +56,9 @@ if "exit" in behaviour:
     raise SystemExit(behaviour["exit"])
 
 node = config.node(number)
-address = {{"gateway": f"{{config.gateway.host}}:{{config.gateway.port}}", "scheduler": config.scheduler_address,
+address = {{"gateway": f"{{config.gateway.host}}:{{config.gateway.port}}", "scheduler": config.scheduler_addresses[0],
            "kvstore": node.store_listen, "worker": node.devices[device].worker_listen}}[KIND]
-others = [config.scheduler_address]
+others = [config.scheduler_addresses[0]]
 for n in range(config.nodes.count):
     others += [config.node(n).store_address, *(d.worker_address for d in config.node(n).devices)]
 
@@ -101,7 +101,8 @@ class StandIn:
             good = not head.startswith(b"GET /ready?all=1 ") or all([await answers(other) for other in others])
             body = b"{{}}" if good else json.dumps({{"missing": ["somebody"]}}).encode()
             head = "200 OK" if good else "503 Not now"
-            writer.write(f"HTTP/1.1 {{head}}\r\ncontent-length: {{len(body)}}\r\nconnection: close\r\n\r\n".encode() + body)
+            opening = f"HTTP/1.1 {{head}}\r\ncontent-length: {{len(body)}}\r\nconnection: close\r\n\r\n"
+            writer.write(opening.encode() + body)
             await writer.drain()
         writer.close()
 
@@ -159,7 +160,9 @@ class UpbeatUp:
             "hbm_gib": 0.1,
             "bin_dir": self.bin,
         } | changes
-        every = {name: value if isinstance(value, list) else [value] for name, value in flags.items() if value is not None}
+        every = {
+            name: value if isinstance(value, list) else [value] for name, value in flags.items() if value is not None
+        }
         given = [[f"--{name.replace('_', '-')}", str(value)] for name, values in every.items() for value in values]
         return ["up", *(word for pair in given for word in pair)]
 
@@ -186,13 +189,15 @@ class UpbeatUp:
         """Start the launcher and wait until it says that the stack serves."""
         already = self.said().count("Upbeat serves")
         launcher = self.start(environment, **changes)
-        self.until(lambda: launcher.poll() is not None or self.said().count("Upbeat serves") > already, "the stack serves")
+        self.until(
+            lambda: launcher.poll() is not None or self.said().count("Upbeat serves") > already, "the stack serves"
+        )
         assert launcher.poll() is None, self.said()
         return launcher
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until `holds`; fail with the launcher's words when it does not come."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not holds():
             assert time.monotonic() < deadline, f"waited in vain until {what}\n{self.said()}"
             time.sleep(0.02)

@@ -13,7 +13,9 @@ from cli.core.restart import FIRST_DELAY_S, LONGEST_DELAY_S, REPEATS, RestartPol
 def exits(
     policy: RestartPolicy, times: int, *, alive_s: float = 1.0, status: int = 1, line: str = "no", served: bool = True
 ) -> list[object]:
-    return [policy.exited(alive_s=alive_s, status=status, last_line=line, has_served=served).delay_s for _ in range(times)]
+    return [
+        policy.exited(alive_s=alive_s, status=status, last_line=line, has_served=served).delay_s for _ in range(times)
+    ]
 
 
 def test_a_stack_has_a_store_and_a_worker_a_node_and_one_of_everything_else() -> None:
@@ -21,7 +23,14 @@ def test_a_stack_has_a_store_and_a_worker_a_node_and_one_of_everything_else() ->
     assert stack_plan(2)[2].arguments("c.yaml") == ["--config", "c.yaml", "--node", "1"]
     assert stack_plan(2)[0].arguments("c.yaml") == ["--config", "c.yaml"]
     assert [p.name for p in stack_plan(1, 1, 3)][-3:] == ["gateway", "gateway-1", "gateway-2"]
-    assert [p.name for p in stack_plan(1, 3)] == ["scheduler", "scheduler-1", "scheduler-2", "kvstore-0", "worker-0", "gateway"]
+    assert [p.name for p in stack_plan(1, 3)] == [
+        "scheduler",
+        "scheduler-1",
+        "scheduler-2",
+        "kvstore-0",
+        "worker-0",
+        "gateway",
+    ]
     assert stack_plan(1, 3)[2].arguments("c.yaml") == ["--config", "c.yaml", "--number", "2"]
 
 
@@ -41,7 +50,9 @@ def test_everything_that_is_started_is_stopped_within_thirty_seconds_and_stores_
     assert deadlines == sorted(deadlines) and deadlines[-1] < 30
 
 
-@pytest.mark.parametrize(("configured", "cores", "workers", "threads"), [(0, 8, 2, 4), (0, 2, 4, 1), (3, 8, 2, 3), (0, 7, 2, 3)])
+@pytest.mark.parametrize(
+    ("configured", "cores", "workers", "threads"), [(0, 8, 2, 4), (0, 2, 4, 1), (3, 8, 2, 3), (0, 7, 2, 3)]
+)
 def test_cores_are_shared_between_workers(configured: int, cores: int, workers: int, threads: int) -> None:
     assert compute_threads(configured, cores, workers) == threads
 
@@ -68,7 +79,10 @@ def test_five_equal_failures_end_a_stack_that_never_served() -> None:
 
 def test_failures_that_differ_only_in_numbers_are_equal() -> None:
     policy = RestartPolicy()
-    verdicts = [policy.exited(alive_s=1.0, status=1, last_line=f"12:0{i} port {i} taken", has_served=False) for i in range(REPEATS)]
+    verdicts = [
+        policy.exited(alive_s=1.0, status=1, last_line=f"12:0{i} port {i} taken", has_served=False)
+        for i in range(REPEATS)
+    ]
     assert verdicts[-1].delay_s is None
 
 

@@ -55,9 +55,20 @@ PLACEMENT = {
     "id": "chat-1",
     "object": "session.placement",
     "decisions": [
-        {"what": "turn", "ago_s": 2.0, "node": "node-0", "request_id": "r1", "hinted": True, "prefetched_node": "node-0"}
+        {
+            "what": "turn",
+            "ago_s": 2.0,
+            "node": "node-0",
+            "request_id": "r1",
+            "hinted": True,
+            "prefetched_node": "node-0",
+        }
         | {"prefetched_s": 3.5, "moves": 0, "pin_node": None, "avoided_nodes": 0, "source_nodes": [], "worth": None}
-        | {"scores": [{"node": f"node-{i}", "sum": 0.5 + i, "terms": {"load_s": 0.5, "work_s": float(i)}} for i in range(2)]}
+        | {
+            "scores": [
+                {"node": f"node-{i}", "sum": 0.5 + i, "terms": {"load_s": 0.5, "work_s": float(i)}} for i in range(2)
+            ]
+        }
     ],
 }
 
@@ -73,8 +84,8 @@ LEAVING = {
 
 
 class GatewayStandIn(ThreadingHTTPServer):
-    """Answers the routes that the command line asks for, and remembers what it was asked. `all_serve`: the status of /ready?all=1.
-    `ready`: what /v1/fleet says."""
+    """Answers the routes that the command line asks for, and remembers what it was asked. `all_serve`: the status of
+    /ready?all=1. `ready`: what /v1/fleet says."""
 
     daemon_threads = True
 
@@ -113,10 +124,19 @@ class _Answers(BaseHTTPRequestHandler):
             "/health": (200, {}),
             "/ready?all=1": (self.server.all_serve, {"missing": FLEET["missing"]}),
             "/v1/fleet": (200, FLEET | {"ready": self.server.ready}),
-            "/v1/fleet?metrics=true": (200, FLEET | {"nodes": [FLEET["nodes"][0] | {"metrics": self._samples()}, FLEET["nodes"][1]]}),
+            "/v1/fleet?metrics=true": (
+                200,
+                FLEET | {"nodes": [FLEET["nodes"][0] | {"metrics": self._samples()}, FLEET["nodes"][1]]},
+            ),
             "/v1/sessions": (200, {"data": self.server.sessions}),
-            "/v1/sessions?order=id&limit=1000&after=": (200, {"data": [SESSION], "has_more": True, "last_id": "chat/1"}),
-            "/v1/sessions?order=id&limit=1000&after=chat%2F1": (200, {"data": [SESSION | {"id": "chat-2"}], "has_more": False}),
+            "/v1/sessions?order=id&limit=1000&after=": (
+                200,
+                {"data": [SESSION], "has_more": True, "last_id": "chat/1"},
+            ),
+            "/v1/sessions?order=id&limit=1000&after=chat%2F1": (
+                200,
+                {"data": [SESSION | {"id": "chat-2"}], "has_more": False},
+            ),
             "/v1/sessions?limit=1": (200, {"data": [SESSION], "has_more": True}),
             "/v1/sessions/leaving": (200, LEAVING),
             "/v1/sessions?limit=10": (200, {"data": self.server.sessions}),
@@ -158,10 +178,18 @@ def gateway() -> Iterator[GatewayStandIn]:
     server.server_close()
 
 
-def upbeat(*words: str, cwd: Path | None = None, timeout_s: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+def upbeat(
+    *words: str, cwd: Path | None = None, timeout_s: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
     program = str(Path(sys.executable).with_name("upbeat"))
     return subprocess.run(
-        [program, *words], capture_output=True, text=True, check=False, env=os.environ | environment, cwd=cwd, timeout=timeout_s
+        [program, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+        cwd=cwd,
+        timeout=timeout_s,
     )
 
 
@@ -223,7 +251,9 @@ def test_sessions_are_listed_and_one_is_shown_tier_by_tier(gateway: GatewayStand
 
 
 @pytest.mark.parametrize("words", [["sessions"], ["top", "--rounds", "1"]], ids=" ".join)
-def test_a_list_without_sessions_says_why_a_short_conversation_is_not_in_it(gateway: GatewayStandIn, words: list[str]) -> None:
+def test_a_list_without_sessions_says_why_a_short_conversation_is_not_in_it(
+    gateway: GatewayStandIn, words: list[str]
+) -> None:
     gateway.sessions = []
     said = upbeat(*words, "--url", gateway.url, COLUMNS="80").stdout
     told = " ".join(said.split())
@@ -250,7 +280,9 @@ def test_top_shows_sums_since_the_start_and_then_what_each_interval_added(gatewa
     for screen in (first, second):
         assert "20%, 60%, 20%, 0%, 0%" in screen and "1.0, 0.0, 0.0 MiB" in screen and "5.0 MiB wait" in screen
         assert "22.9 MiB of 4.00 GiB" in screen and "1.50 GiB, -" in screen
-        assert any(line.startswith("blob used") and "30.0 MiB" in line and " of " not in line for line in screen.splitlines())
+        assert any(
+            line.startswith("blob used") and "30.0 MiB" in line and " of " not in line for line in screen.splitlines()
+        )
         assert any(line.startswith("tiers left alone") and "ssd_write" in line for line in screen.splitlines())
     assert "3.0, 0.0 MiB" in first and "3.0, 0.0 MiB" not in second
     refused = upbeat("top", "--every", "0", "--url", gateway.url)
@@ -264,7 +296,9 @@ def test_an_id_is_one_path_segment_whatever_it_holds(gateway: GatewayStandIn) ->
 
 
 def test_an_advisory_carries_what_was_given(gateway: GatewayStandIn) -> None:
-    done = upbeat("advise", "chat-1", "--expected-arrival", "2.5", "--priority", "-3", "--node", "node-1", "--url", gateway.url)
+    done = upbeat(
+        "advise", "chat-1", "--expected-arrival", "2.5", "--priority", "-3", "--node", "node-1", "--url", gateway.url
+    )
     assert done.returncode == 0, done.stderr
     method, path, headers, body = gateway.asked[-1]
     assert (method, path, headers["x-upbeat-node"]) == ("POST", "/v1/advisory", "node-1")
@@ -302,7 +336,18 @@ def test_a_probe_is_the_exit_status(gateway: GatewayStandIn) -> None:
 def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:
     done = upbeat("doctor", "--json", "--port", "13900", "--data", str(tmp_path / "data"), cwd=tmp_path)
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "kernels", "weights", "listening"} <= set(found)
+    assert {
+        "python",
+        "torch",
+        "ports",
+        "shared memory",
+        "memory",
+        "disk",
+        "nixl",
+        "kernels",
+        "weights",
+        "listening",
+    } <= set(found)
     assert all(f["level"] == "ok" or f["remedy"] for f in found.values()), "what is not well comes with a remedy"
     assert "GFLOP/s a thread" in found["kernels"]["detail"]
     assert (done.returncode == 0) == json.loads(done.stdout)["ok"]
@@ -313,9 +358,22 @@ def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path) -> N
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho this compiler is broken >&2\nexit 1\n")
     broken.chmod(0o755)
-    for choice, level in (("kernels: auto", "warn"), ("kernels: native", "fail"), ("kernels: torch", "ok"), ("device: cuda", "ok")):
+    for choice, level in (
+        ("kernels: auto", "warn"),
+        ("kernels: native", "fail"),
+        ("kernels: torch", "ok"),
+        ("device: cuda", "ok"),
+    ):
         (tmp_path / "upbeat.yaml").write_text(f"worker: {{{choice}}}\n")
-        done = upbeat("doctor", "--json", "--config", "upbeat.yaml", cwd=tmp_path, CXX=str(broken), XDG_CACHE_HOME=str(tmp_path / "cache"))
+        done = upbeat(
+            "doctor",
+            "--json",
+            "--config",
+            "upbeat.yaml",
+            cwd=tmp_path,
+            CXX=str(broken),
+            XDG_CACHE_HOME=str(tmp_path / "cache"),
+        )
         found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
         assert found["level"] == level
         assert level == "ok" or ("this compiler is broken" in found["detail"] and found["remedy"])
@@ -347,8 +405,13 @@ def test_the_doctor_reads_every_byte_of_the_weights(tmp_path: Path) -> None:
         return next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "weights")
 
     assert found()["detail"].endswith("no digest of them is remembered")
-    remember = "import sys, time; from pathlib import Path; from worker.models.digest import cached_weights_digest as digest;"
-    remember += "from worker.models.weights import Checkpoint; digest(Checkpoint(Path(sys.argv[1])), Path(sys.argv[2]), time.time() + 60)"
+    remember = (
+        "import sys, time; from pathlib import Path; from worker.models.digest import cached_weights_digest as digest;"
+    )
+    remember += (
+        "from worker.models.weights import Checkpoint; digest(Checkpoint(Path(sys.argv[1])), "
+        "Path(sys.argv[2]), time.time() + 60)"
+    )
     subprocess.run([sys.executable, "-c", remember, str(model), str(digests)], check=True)
     assert found()["level"] == "ok" and "every byte fits" in found()["detail"]
     next(digests.iterdir()).write_text(bytes(32).hex())

@@ -85,7 +85,9 @@ def gateway() -> Iterator[Workflows]:
 def workflows(*words: object, url: str = "http://127.0.0.1:9") -> subprocess.CompletedProcess[str]:
     program = str(Path(sys.executable).with_name("upbeat"))
     line = [program, "workflows", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, check=False, env=os.environ | {"UPBEAT_URL": url}, timeout=120)
+    return subprocess.run(
+        line, capture_output=True, text=True, check=False, env=os.environ | {"UPBEAT_URL": url}, timeout=120
+    )
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
@@ -138,10 +140,14 @@ def request(run: str, agent: str, start_s: float, end_s: float, session: str = "
 
 
 def test_a_profile_of_recorded_runs_is_shown_printed_as_a_graph_and_put(gateway: Workflows, tmp_path: Path) -> None:
-    lines = [[request(run, "manager", 0, 2), *(request(run, "qa", 3, 9, f"qa{i}") for i in range(3))] for run in ("r1", "r2")]
+    lines = [
+        [request(run, "manager", 0, 2), *(request(run, "qa", 3, 9, f"qa{i}") for i in range(3))] for run in ("r1", "r2")
+    ]
     files = [recording(tmp_path / f"{i}.jsonl", *reversed(each)) for i, each in enumerate(lines)]
     done = workflows("profile", *files)
-    assert "8 requests in 2 runs of 2 agents" in done.stdout and ["manager", "qa", "100%", "3.0", "3.00", "s"] in rows(done)
+    assert "8 requests in 2 runs of 2 agents" in done.stdout and ["manager", "qa", "100%", "3.0", "3.00", "s"] in rows(
+        done
+    )
     printed = json.loads(workflows("profile", *files, "--json").stdout)
     graph = parse_graph(printed)
     assert [(e.source, e.target, e.calls) for e in graph.edges] == [("manager", "qa", pytest.approx(3.0))]
@@ -169,12 +175,17 @@ def test_a_recording_that_is_wrong_is_named_with_its_line(tmp_path: Path, line: 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["r", "s"]), st.sampled_from("ab"), st.sampled_from("xy"), st.floats(0, 50), st.floats(0, 9)), max_size=50
+        st.tuples(
+            st.sampled_from(["r", "s"]), st.sampled_from("ab"), st.sampled_from("xy"), st.floats(0, 50), st.floats(0, 9)
+        ),
+        max_size=50,
     )
 )
 @settings(max_examples=50, deadline=None)
 def test_any_recording_gives_a_graph_that_can_be_declared(requests: list[tuple[str, str, str, float, float]]) -> None:
-    graph, _ = learn(Recorded(run, agent, session, start, start + took) for run, agent, session, start, took in requests)
+    graph, _ = learn(
+        Recorded(run, agent, session, start, start + took) for run, agent, session, start, took in requests
+    )
     graph.validate()
     if graph.agents:
         declared = as_declared(graph)

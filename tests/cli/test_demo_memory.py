@@ -1,4 +1,5 @@
-"""The bundled model gets little memory, so that conversations push each other out; with a size that somebody says, nothing changes."""
+"""The bundled model gets little memory, so that conversations push each other out; with a size that somebody says,
+nothing changes."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import pytest
 from cli.demo_memory import CHUNK_TOKENS, KV_TOKENS, with_demo_chunks, with_demo_memory
 from cli.settings import BUNDLED_MODEL, Flags, layout
 from loadtest.random_model import SHAPES, make_random_model
-from runtime.config import GIB, KvSection
 from runtime.model_config import load_config
+from runtime.sections import GIB, KvSection
 
 PLENTY = (KvSection().hbm_gib, KvSection().dram_gib)
 
@@ -44,7 +45,9 @@ def test_a_size_that_a_flag_says_leaves_both_as_they_were(flags: Flags) -> None:
     assert sizes(flags) == PLENTY
 
 
-def test_a_size_of_the_environment_or_of_the_file_leaves_both_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_of_the_environment_or_of_the_file_leaves_both_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "upbeat.yaml"
     file.write_text("kv: {dram_gib: 2}\n")
     assert sizes(Flags(config=file)) == PLENTY

@@ -13,13 +13,20 @@ from cli.doctor import gpus_for
 from cli.fleet import show_fleet
 from cli.settings import Flags, layout
 from contracts.errors import ConfigError
-from runtime.config import GIB, load_config
+from runtime.config_file import load_config
+from runtime.sections import GIB
 
 
 def device(node: int, number: int, devices: int = 2) -> dict[str, Any]:
     name = f"node-{node}/{number}" if devices > 1 else f"node-{node}"
     below = {"dram_bytes_total": 2 * GIB, "dram_bytes_used": GIB, "ssd_bytes_used": 3 * GIB, "sessions": 7}
-    return {"node": name, "on_node": f"node-{node}", "device": number, "serving": True, "models": [{"name": "m"}]} | below
+    return {
+        "node": name,
+        "on_node": f"node-{node}",
+        "device": number,
+        "serving": True,
+        "models": [{"name": "m"}],
+    } | below
 
 
 @pytest.mark.parametrize("width", [160, 80])
@@ -45,7 +52,9 @@ def test_every_device_takes_its_ports_and_its_device_memory_and_a_node_its_arena
     one, two = (load_config(None, said | {"nodes": {"count": 2, "devices": devices}}) for devices in (1, 2))
     assert machine.memory_bytes(two)[0] - machine.memory_bytes(one)[0] == 2 * GIB
     assert machine.shared_memory_bytes(two)[0] == machine.shared_memory_bytes(one)[0]
-    more = {(use.purpose, use.port) for use in machine.ports_of(two)} - {(use.purpose, use.port) for use in machine.ports_of(one)}
+    more = {(use.purpose, use.port) for use in machine.ports_of(two)} - {
+        (use.purpose, use.port) for use in machine.ports_of(one)
+    }
     assert more == {
         *((f"worker of node-{n}/1", 8120 + 2 * n) for n in range(2)),
         *((f"worker metrics of node-{n}/1", 8121 + 2 * n) for n in range(2)),
@@ -57,7 +66,9 @@ def test_flags_say_how_many_devices_a_node_has_and_ports_follow() -> None:
     assert (config.nodes.devices, config.node(0).devices[1].worker_address) == (3, "127.0.0.1:9040")
     with pytest.raises(ConfigError, match="--devices 17 is out of range; give a number from 1 to 16"):
         layout(Flags(devices=17))
-    with pytest.raises(ConfigError, match=r"--port 65480: 2 nodes of 16 devices need ports up to 65579; give one of at most 65436"):
+    with pytest.raises(
+        ConfigError, match=r"--port 65480: 2 nodes of 16 devices need ports up to 65579; give one of at most 65436"
+    ):
         layout(Flags(nodes=2, devices=16, port=65480))
 
 

@@ -20,7 +20,14 @@ def score(node: str, **terms: float) -> dict[str, Any]:
 
 
 def decision(**more: Any) -> dict[str, Any]:
-    base = {"what": "turn", "ago_s": 3.0, "node": "node-1", "request_id": "chatcmpl-1-0", "hinted": False, "prefetched_node": None}
+    base = {
+        "what": "turn",
+        "ago_s": 3.0,
+        "node": "node-1",
+        "request_id": "chatcmpl-1-0",
+        "hinted": False,
+        "prefetched_node": None,
+    }
     base |= {"prefetched_s": None, "moves": 0, "pin_node": None, "avoided_nodes": 0, "source_nodes": [], "worth": None}
     return base | {"scores": [score("node-1", work_s=0.1, load_s=0.02), score("node-0", work_s=0.9, load_s=0.0)]} | more
 
@@ -39,19 +46,34 @@ def test_a_turn_without_a_hint_says_which_term_decided() -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"hinted": True, "prefetched_node": "node-1", "prefetched_s": 4.25, "moves": 1}, "there 4.2 s before, having moved once."),
-        ({"hinted": True, "prefetched_node": "node-0", "prefetched_s": 4.0}, "to node-0 4.0 s before, but here it is done sooner."),
+        (
+            {"hinted": True, "prefetched_node": "node-1", "prefetched_s": 4.25, "moves": 1},
+            "there 4.2 s before, having moved once.",
+        ),
+        (
+            {"hinted": True, "prefetched_node": "node-0", "prefetched_s": 4.0},
+            "to node-0 4.0 s before, but here it is done sooner.",
+        ),
         ({"hinted": True}, "A hint had announced it, but nothing was brought for that."),
         ({"what": "move", "moves": 2}, "The hint had gone elsewhere before, twice."),
         ({"what": "hint", "worth": "behind"}, "brought behind that of others."),
         ({"what": "hint", "worth": "noted"}, "nothing is brought for it."),
-        ({"taken": True}, "The gateway sent it to node-1 at once, as its hint had been told, so nothing else was weighed."),
+        (
+            {"taken": True},
+            "The gateway sent it to node-1 at once, as its hint had chosen it already, so nothing else was weighed.",
+        ),
         ({"pin_node": "node-1"}, "node-1 was asked for by name, so nothing else was weighed."),
         ({"avoided_nodes": 2}, "Nodes that were to be avoided: 2."),
         ({"source_nodes": ["node-0", "node-2"]}, "Others that had the session's cache: node-0, node-2."),
         ({"scores": [score("node-1", work_s=0.0)]}, "node-1 was the only node to choose from."),
-        ({"scores": [score("node-1", work_s=1.0), score("node-0", work_s=1.0)]}, "the session's name decides between equals."),
-        ({"scores": [score("node-1", held_tokens=-640.0), score("node-0", held_tokens=0.0)]}, "It costs -640 there and 0 on node-0"),
+        (
+            {"scores": [score("node-1", work_s=1.0), score("node-0", work_s=1.0)]},
+            "the session's name decides between equals.",
+        ),
+        (
+            {"scores": [score("node-1", held_tokens=-640.0), score("node-0", held_tokens=0.0)]},
+            "It costs -640 there and 0 on node-0",
+        ),
         ({"ago_s": 600.0}, "10 min ago"),
     ],
 )
@@ -65,24 +87,32 @@ amounts = st.floats(-1e9, 1e9, allow_nan=False)
 
 def test_where_a_turns_time_went_is_a_waterfall_until_its_first_token() -> None:
     until = {"admit": 0.0004, "queue": 0.04, "load-ssd": 0.08, "compute": 0.0396}
-    shown = list(lines({"id": "chat-1", "decisions": [decision(until_first_s=until, after_s={"decode": 1.5, "memory": 0.25})]}))
+    shown = list(
+        lines({"id": "chat-1", "decisions": [decision(until_first_s=until, after_s={"decode": 1.5, "memory": 0.25})]})
+    )
     admit, queue, load, compute, last = shown[-5:]
     assert [row.split("  ")[1].strip() for row in (admit, queue, load, compute)] == [
         *("waited for the gateway", "waited in the queue", "loaded from SSD", "computed")
     ]
     assert [row.split()[-2] for row in (admit, queue, load, compute)] == ["0.4", "40.0", "80.0", "39.6"]
-    assert [row.count("#") for row in (queue, load, compute)] == pytest.approx([10, 20, 10], abs=1) and admit.count("#") == 1
+    assert [row.count("#") for row in (queue, load, compute)] == pytest.approx([10, 20, 10], abs=1) and admit.count(
+        "#"
+    ) == 1
     assert queue.rindex("#") + 1 == load.index("#") and load.rindex("#") + 1 == compute.index("#")
     assert last == "  First token after 160.0 ms, then decoded for 1500.0 ms, waited for 250.0 ms."
     assert max(map(len, shown)) <= WIDTH
 
 
 def test_where_nobody_has_said_it_there_is_no_waterfall() -> None:
-    assert said(decision()) == said(decision(until_first_s=None, after_s=None)) == said(decision(until_first_s={"x": 1.0}))
+    assert (
+        said(decision()) == said(decision(until_first_s=None, after_s=None)) == said(decision(until_first_s={"x": 1.0}))
+    )
     assert "First token" not in said(decision())
 
 
-seconds = st.dictionaries(st.sampled_from([*map(str, Phase)]), st.floats(0, 1e7) | st.floats() | st.integers() | st.text(max_size=2))
+seconds = st.dictionaries(
+    st.sampled_from([*map(str, Phase)]), st.floats(0, 1e7) | st.floats() | st.integers() | st.text(max_size=2)
+)
 
 
 @given(seconds, seconds)
@@ -99,7 +129,9 @@ def test_a_waterfall_fits_80_columns_whatever_took_how_long(until: dict[str, Any
     st.data(),
 )
 @settings(max_examples=100, deadline=None)
-def test_tables_fit_80_columns_whatever_nodes_and_terms_are_called(nodes: list[str], terms: list[str], data: st.DataObject) -> None:
+def test_tables_fit_80_columns_whatever_nodes_and_terms_are_called(
+    nodes: list[str], terms: list[str], data: st.DataObject
+) -> None:
     scores = [score(node, **{term: data.draw(amounts) for term in terms}) for node in nodes]
     shown = list(lines({"id": "chat-1", "decisions": [decision(scores=scores, node=nodes[0])]}))
     assert max(map(len, shown)) <= WIDTH, shown

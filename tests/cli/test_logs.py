@@ -15,7 +15,7 @@ from stand_in_stack import UpbeatUp
 
 from cli.log_writer import RollingLog
 from contracts.errors import ConfigError
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 LINES = 4000
 #: 64 KiB a file, as a setting; as many files as hold everything.
@@ -34,7 +34,8 @@ def said(log: Path) -> str:
 
 
 def check_whole(log: Path) -> dict[tuple[str, str], int]:
-    """Every line of the stand-ins that `lines` made is whole and in its place; how many there are by process and speaker."""
+    """Every line of the stand-ins that `lines` made is whole and in its place; how many there are by process and
+    speaker."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for line in said(log).splitlines():
         if line.startswith("{"):
@@ -99,7 +100,9 @@ def test_a_writer_that_died_is_replaced_and_what_was_said_meanwhile_is_there(up:
     os.kill(up.pids()["worker-0"], signal.SIGKILL)
     up.until(lambda: "worker-0" in up.events("spoken"), "it spoke while nobody read")
     before.kill()
-    up.until(lambda: "what writes the logs ended with status -9; starting it again" in up.said(), "the launcher notices")
+    up.until(
+        lambda: "what writes the logs ended with status -9; starting it again" in up.said(), "the launcher notices"
+    )
     os.killpg(launcher.pid, signal.SIGINT)
     assert launcher.wait(timeout=40) == 0, up.said()
     assert set(check_whole(up.run_dir / "logs" / "worker-0.log").values()) == {500}
@@ -122,7 +125,9 @@ def test_whatever_pieces_come_the_files_together_are_what_was_said(tmp_path: Pat
     made = [path.read_bytes() for path in files(log)]
     assert b"".join(made) == text
     assert all(part.endswith(b"\n") for part in made[:-1]), "a line is never in two files"
-    assert all(part.rfind(b"\n", 0, -1) < limit for part in made), "only a last line that came in pieces passes the limit"
+    assert all(part.rfind(b"\n", 0, -1) < limit for part in made), (
+        "only a last line that came in pieces passes the limit"
+    )
 
 
 def test_where_no_new_file_can_be_made_the_old_one_grows(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`upbeat up --model NAME=DIR`, several times: which models a stack has, which node serves which, and what is refused."""
+"""`upbeat up --model NAME=DIR`, several times: which models a stack has, which node serves which, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from cli.doctor import examine
 from cli.models import asked_models, show_models
 from cli.settings import BUNDLED_MODEL, Flags, layout, resolve
 from contracts.errors import ConfigError
-from runtime.config import load_config
+from runtime.config_file import load_config
 from runtime.registry import models_of
 
 
@@ -57,7 +58,9 @@ def test_of_other_numbers_every_node_has_all_unless_the_file_says_which(two: dic
         config = layout(Flags(nodes=nodes, models=two))
         assert [models_of(config, n) for n in range(nodes)] == [["small", "large"]] * nodes
     file = tmp_path / "given.yaml"
-    file.write_text("models: {small: {path: /elsewhere, nodes: [0, 2], ttft_s: 0.5}, large: {path: /elsewhere, nodes: [1]}}\n")
+    file.write_text(
+        "models: {small: {path: /elsewhere, nodes: [0, 2], ttft_s: 0.5}, large: {path: /elsewhere, nodes: [1]}}\n"
+    )
     config = layout(Flags(nodes=3, models=two, config=file))
     assert [models_of(config, n) for n in range(3)] == [["small"], ["large"], ["small"]]
     small = config.models["small"]
@@ -67,7 +70,10 @@ def test_of_other_numbers_every_node_has_all_unless_the_file_says_which(two: dic
 def test_the_models_of_the_file_are_replaced_by_those_of_flags(two: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "given.yaml"
     file.write_text(f"models: {{small: {{path: {two['small']}}}, large: {{path: {two['large']}}}}}\n")
-    assert list(resolve(Flags(nodes=2, config=file, data=tmp_path / "d", run_dir=tmp_path / "r")).models) == ["small", "large"]
+    assert list(resolve(Flags(nodes=2, config=file, data=tmp_path / "d", run_dir=tmp_path / "r")).models) == [
+        "small",
+        "large",
+    ]
     config = layout(Flags(nodes=2, config=file, model=two["large"]))
     assert (config.models, config.served_model) == ({}, "upbeat-large")
 
@@ -97,8 +103,23 @@ def test_doctor_looks_at_every_model(two: dict[str, str], tmp_path: Path) -> Non
 
 
 def test_the_table_has_a_line_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = [{"node": "node-0", "state": "active", "kv_bytes_used": 1 << 20, "kv_bytes_cached": 2 << 20, "kv_bytes_limit": 3 << 20}]
-    small = {"id": "small", "state": "active", "nodes": nodes, "weight_bytes": 5 << 20, "ttft_slo_s": 0.5, "tpot_slo_s": 0}
+    nodes = [
+        {
+            "node": "node-0",
+            "state": "active",
+            "kv_bytes_used": 1 << 20,
+            "kv_bytes_cached": 2 << 20,
+            "kv_bytes_limit": 3 << 20,
+        }
+    ]
+    small = {
+        "id": "small",
+        "state": "active",
+        "nodes": nodes,
+        "weight_bytes": 5 << 20,
+        "ttft_slo_s": 0.5,
+        "tpot_slo_s": 0,
+    }
     large = {"id": "large", "state": "cold", "nodes": [], "weight_bytes": 0}
     show_models(Console(width=200), json.loads(json.dumps([small, large])))
     lines = capsys.readouterr().out.splitlines()

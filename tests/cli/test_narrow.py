@@ -22,7 +22,7 @@ import pytest
 
 from cli.display import Display
 from cli.main import app
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 PROGRAM = str(Path(sys.executable).with_name("upbeat"))
 GIB = 1 << 30
@@ -58,19 +58,61 @@ def node(number: int) -> dict[str, Any]:
     }
 
 
-FLEET = {"expected_nodes": 4, "active_requests": 7, "missing": ["node-3 does not serve"], "nodes": [node(i) for i in range(4)]}
+FLEET = {
+    "expected_nodes": 4,
+    "active_requests": 7,
+    "missing": ["node-3 does not serve"],
+    "nodes": [node(i) for i in range(4)],
+}
 SESSIONS = [
-    {"id": name, "model": "upbeat-demo", "tokens": 123456, "last_use_s": time.time(), "node": "node-1", "held_by": ["node-0", "node-1"]}
+    {
+        "id": name,
+        "model": "upbeat-demo",
+        "tokens": 123456,
+        "last_use_s": time.time(),
+        "node": "node-1",
+        "held_by": ["node-0", "node-1"],
+    }
     for name in ("chat-1", LONG)
 ]
 ON = {"state": "active", "kv_bytes_used": GIB, "kv_bytes_cached": 31 * GIB, "kv_bytes_limit": 64 * GIB}
-MODELS = [{"id": "upbeat-demo", "state": "active", "nodes": [{"node": f"node-{i}"} | ON for i in range(4)], "weight_bytes": 10 << 20}]
-TIERS = [{"tier": t, "tokens": 123456, "layer_chunks": [1929] * 79 + [5], "bytes": 99 * GIB} for t in ("hbm", "dram", "ssd", "blob")]
-EDGE = {"from": "a-planner-with-a-long-name", "to": "a-writer-with-a-long-name", "probability": 0.5, "calls": 1.5, "delay_s": 2.0}
-WORKFLOW = {"id": "research", "declared": None, "learned": {"agents": [{"name": "a", "requests": 7}], "edges": []}, "edges": [EDGE]}
-DECISION = {"what": "turn", "ago_s": 2.0, "node": "node-0", "request_id": "r1", "hinted": True, "prefetched_node": "node-0"}
+MODELS = [
+    {
+        "id": "upbeat-demo",
+        "state": "active",
+        "nodes": [{"node": f"node-{i}"} | ON for i in range(4)],
+        "weight_bytes": 10 << 20,
+    }
+]
+TIERS = [
+    {"tier": t, "tokens": 123456, "layer_chunks": [1929] * 79 + [5], "bytes": 99 * GIB}
+    for t in ("hbm", "dram", "ssd", "blob")
+]
+EDGE = {
+    "from": "a-planner-with-a-long-name",
+    "to": "a-writer-with-a-long-name",
+    "probability": 0.5,
+    "calls": 1.5,
+    "delay_s": 2.0,
+}
+WORKFLOW = {
+    "id": "research",
+    "declared": None,
+    "learned": {"agents": [{"name": "a", "requests": 7}], "edges": []},
+    "edges": [EDGE],
+}
+DECISION = {
+    "what": "turn",
+    "ago_s": 2.0,
+    "node": "node-0",
+    "request_id": "r1",
+    "hinted": True,
+    "prefetched_node": "node-0",
+}
 DECISION |= {"prefetched_s": 3.5, "moves": 0, "pin_node": None, "avoided_nodes": 0, "source_nodes": [], "worth": None}
-DECISION |= {"scores": [{"node": f"node-{i}", "sum": 0.5 + i, "terms": {"load_s": 0.5, "work_s": float(i)}} for i in range(4)]}
+DECISION |= {
+    "scores": [{"node": f"node-{i}", "sum": 0.5 + i, "terms": {"load_s": 0.5, "work_s": float(i)}} for i in range(4)]
+}
 ROUTES: dict[str, tuple[int, Any]] = {
     "/ready": (503, {"missing": FLEET["missing"]}),
     "/v1/fleet": (200, FLEET),
@@ -124,7 +166,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def upbeat(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The program in this process: exit status, stdout, stderr. In a window of 80 columns, of the stand-in's gateway."""
+    """The program in this process: exit status, stdout, stderr. In a window of 80 columns, of the stand-in's
+    gateway."""
 
     def run(*words: str, **environment: str) -> tuple[int, str, str]:
         for name, value in ({"UPBEAT_URL": url, "COLUMNS": "80"} | environment).items():
@@ -173,7 +216,18 @@ def test_whatever_prints_prints_json(upbeat: Run, words: list[str], tmp_path: Pa
 def test_rows_of_the_fleet_stay_in_one_line_each(upbeat: Run) -> None:
     _, out, _ = upbeat("status")
     row = next(line for line in out.splitlines() if line.startswith("node-3"))
-    assert row.split() == ["node-3", "draining", "12", "345", "123456", "1234", "50+50%", "61.00/64.00", "1234.00", "54321"]
+    assert row.split() == [
+        "node-3",
+        "draining",
+        "12",
+        "345",
+        "123456",
+        "1234",
+        "50+50%",
+        "61.00/64.00",
+        "1234.00",
+        "54321",
+    ]
     assert "models: upbeat-demo" in out
     _, out, _ = upbeat("sessions")
     assert any(line.startswith(f"{LONG} ") and "node-0, node-1" in line for line in out.splitlines())
@@ -181,7 +235,11 @@ def test_rows_of_the_fleet_stay_in_one_line_each(upbeat: Run) -> None:
 
 def test_top_puts_below_what_does_not_fit_beside(upbeat: Run) -> None:
     _, out, _ = upbeat("top", "--rounds", "1")
-    heads = [line.split() for line in out.splitlines() if line.split() and set(line.split()) <= {f"node-{i}" for i in range(4)}]
+    heads = [
+        line.split()
+        for line in out.splitlines()
+        if line.split() and set(line.split()) <= {f"node-{i}" for i in range(4)}
+    ]
     assert heads == [["node-0", "node-1"], ["node-2", "node-3"]]
     wide = upbeat("top", "--rounds", "1", COLUMNS="200")[1]
     assert any(line.split() == [f"node-{i}" for i in range(4)] for line in wide.splitlines())
@@ -213,10 +271,20 @@ def test_the_launcher_says_what_happens_as_json(capsys: pytest.CaptureFixture[st
         (["workflows", "show", "nothing"], {}, 5, "`upbeat workflows list` lists"),
         (["sessions"], {"UPBEAT_API_KEY": "wrong"}, 4, "not known there; give another with --key"),
         (["sessions"], {"UPBEAT_API_KEY": "weak"}, 4, "no right to this; give a server key"),
-        (["sessions"], {"UPBEAT_URL": "http://127.0.0.1:9"}, 3, "start a stack with `upbeat up`, or say where one runs"),
+        (
+            ["sessions"],
+            {"UPBEAT_URL": "http://127.0.0.1:9"},
+            3,
+            "start a stack with `upbeat up`, or say where one runs",
+        ),
         (["top"], {"UPBEAT_URL": "http://127.0.0.1:9"}, 3, "nothing answers"),
         (["sessions", "page"], {}, 3, "is no Upbeat gateway (status 404, no JSON); give its address with --url"),
-        (["sessions"], {"UPBEAT_URL": "localhost:8080"}, 2, "no address of a gateway; give one such as http://127.0.0.1:8080"),
+        (
+            ["sessions"],
+            {"UPBEAT_URL": "localhost:8080"},
+            2,
+            "no address of a gateway; give one such as http://127.0.0.1:8080",
+        ),
         (["sessions", "busy"], {}, 1, "503: the scheduler does not answer; try again in a moment"),
         (["sessions", "--verbose"], {}, 2, "--verbose"),
         (["top", "--every", "soon"], {}, 2, "'soon' is not a number; give one such as"),
@@ -242,7 +310,8 @@ def test_top_is_live_on_a_terminal_until_it_is_interrupted(url: str) -> None:
     parent, child = pty.openpty()
     program = subprocess.Popen(
         [PROGRAM, "top", "--every", "0.05", "--url", url],
-        stdin=child, stdout=child, stderr=child, env=os.environ | {"COLUMNS": "80", "LINES": "60", "TERM": "xterm"}, start_new_session=True,
+        stdin=child, stdout=child, stderr=child, env=os.environ | {"COLUMNS": "80", "LINES": "60", "TERM": "xterm"},
+        start_new_session=True,
     )  # fmt: skip
     os.close(child)
     seen = b""
@@ -267,13 +336,20 @@ def test_top_is_live_on_a_terminal_until_it_is_interrupted(url: str) -> None:
 def test_bash_completes_commands_flags_and_sessions(url: str) -> None:
     asked = """
     source <(upbeat completion bash)
-    ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _upbeat_completion upbeat; echo "${COMPREPLY[@]}"; }
+    ask() {
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _upbeat_completion upbeat; echo "${COMPREPLY[@]}"
+    }
     ask upbeat se
     ask upbeat sessions play
     """
     path = f"{Path(PROGRAM).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", asked], capture_output=True, text=True, check=False, timeout=120, env=os.environ | {"PATH": path, "UPBEAT_URL": url}
+        ["bash", "-c", asked],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"PATH": path, "UPBEAT_URL": url},
     )
     assert done.stdout.splitlines() == ["sessions", LONG], done.stdout + done.stderr
 

@@ -21,7 +21,7 @@ from stand_in_stack import UpbeatUp
 from cli.own_key import kept_key, path_of
 from contracts.api_keys import digest, is_hashed
 from contracts.errors import ConfigError
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 #: Loopback too, but not one of its names that need no key: nobody else can reach these tests.
@@ -58,7 +58,9 @@ def test_a_gateway_that_is_started_by_hand_still_refuses(tmp_path: Path) -> None
     (tmp_path / "data").mkdir()
     kept_key(tmp_path / "data")
     environment = os.environ | {"UPBEAT__GATEWAY__HOST": "0.0.0.0", "UPBEAT__DATA": str(tmp_path / "data")}
-    done = subprocess.run([sys.executable, "-m", "gateway"], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2 and "gateway.api_keys" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -94,7 +96,9 @@ def test_a_real_stack_asks_for_its_key_and_the_printed_commands_work(up: UpbeatU
     done = subprocess.run([*shlex.split(pasted), "-s"], capture_output=True, text=True, timeout=60, check=False)
     assert json.loads(done.stdout)["choices"], done
     command = [str(Path(sys.executable).with_name("upbeat")), "status", "--url", url]
-    with_key = subprocess.run(command, env=os.environ | {"UPBEAT_API_KEY": key}, capture_output=True, text=True, timeout=60, check=False)
+    with_key = subprocess.run(
+        command, env=os.environ | {"UPBEAT_API_KEY": key}, capture_output=True, text=True, timeout=60, check=False
+    )
     without = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert with_key.returncode == 0, with_key
     assert without.returncode == 4 and "UPBEAT_API_KEY" in without.stderr

@@ -14,7 +14,14 @@ def test_a_counter_that_shrank_was_restarted_and_is_new_as_a_whole() -> None:
 
 def test_families_are_summed_by_label_and_shared_out() -> None:
     name = "hits_total"
-    look = Look({sample(name, tier="dram"): 30.0, sample(name, tier="ssd"): 10.0, "hits_total_other": 99.0, sample("x", tier="ssd"): 5.0})
+    look = Look(
+        {
+            sample(name, tier="dram"): 30.0,
+            sample(name, tier="ssd"): 10.0,
+            "hits_total_other": 99.0,
+            sample("x", tier="ssd"): 5.0,
+        }
+    )
     assert look.gained_in(name) == 40.0 and look.gained_in(name, tier="ssd") == 10.0
     assert look.shares((name,), "tier", ("dram", "ssd", "blob")) == {"dram": 0.75, "ssd": 0.25, "blob": 0.0}
     assert look.shares(("nothing",), "tier", ("dram",)) is None

@@ -17,7 +17,7 @@ from stand_in_stack import UpbeatUp
 from cli.settings import BUNDLED_MODEL, Flags, resolve
 from contracts.errors import ConfigError
 from loadtest.random_model import SHAPES, make_random_model
-from runtime.config import load_config
+from runtime.config_file import load_config
 from tests.runtime.hub_server import HubServer, files_of, in_shards
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +39,14 @@ def home(hub: HubServer, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def demo() -> dict[str, bytes]:
     """The bundled model's files and `result.json`, which no download takes; without what trained it."""
-    return {name: content for name, content in files_of(BUNDLED_MODEL).items() if name.endswith((".json", ".safetensors"))}
+    return {
+        name: content for name, content in files_of(BUNDLED_MODEL).items() if name.endswith((".json", ".safetensors"))
+    }
 
 
-def test_a_hub_id_is_downloaded_and_names_the_model(up: UpbeatUp, hub: HubServer, home: dict[str, str], demo: dict[str, bytes]) -> None:
+def test_a_hub_id_is_downloaded_and_names_the_model(
+    up: UpbeatUp, hub: HubServer, home: dict[str, str], demo: dict[str, bytes]
+) -> None:
     commit = hub.add("acme/demo", demo, revision="v1")
     up.serving(home, model="acme/demo", revision="v1")
     written = load_config(up.run_dir / "config.yaml")
@@ -62,7 +66,13 @@ def test_a_hub_id_is_downloaded_and_names_the_model(up: UpbeatUp, hub: HubServer
     ],
 )
 def test_what_is_refused_is_refused_before_anything_starts(
-    up: UpbeatUp, hub: HubServer, home: dict[str, str], demo: dict[str, bytes], model: str, changes: dict[str, str], named: str
+    up: UpbeatUp,
+    hub: HubServer,
+    home: dict[str, str],
+    demo: dict[str, bytes],
+    model: str,
+    changes: dict[str, str],
+    named: str,
 ) -> None:
     config = json.loads(demo["config.json"]) | {"architectures": ["Gemma3ForCausalLM"]}
     hub.add("acme/other", demo | {"config.json": json.dumps(config).encode()})
@@ -81,7 +91,9 @@ def test_a_local_model_of_a_kind_that_is_not_served_is_refused_too(up: UpbeatUp)
     assert "gptq" in up.said() and "vLLM" in up.said() and not up.journal()
 
 
-def test_weights_get_the_memory_that_they_need_unless_somebody_said_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_get_the_memory_that_they_need_unless_somebody_said_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     model = make_random_model(tmp_path / "model", SHAPES["tiny"][0], 1, "float32")
     assert resolve(Flags(model="model")).kv.hbm_gib == 1
@@ -102,7 +114,9 @@ def test_the_doctor_looks_a_hub_id_up_and_downloads_no_weights(
     def model_said(name: str) -> dict[str, str]:
         command = [sys.executable, "-c", "from cli.main import app; app()", "doctor", "--json", "--model", name]
         environment = os.environ | home | {"PYTHONPATH": str(ROOT), "UPBEAT__WORKER__KERNELS": "torch"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment, check=False
+        )
         assert done.stdout, done.stderr
         return next(found for found in json.loads(done.stdout)["findings"] if found["check"] == "model")
 
@@ -110,7 +124,11 @@ def test_the_doctor_looks_a_hub_id_up_and_downloads_no_weights(
     assert said["level"] == "ok" and "0.01 GiB of its weights are not here yet" in said["detail"]
     assert not hub.asked("/store/")
     said = model_said("acme/none")
-    assert said["level"] == "fail" and "no such model" in said["detail"] and "hf auth login" in said["detail"] + said["remedy"]
+    assert (
+        said["level"] == "fail"
+        and "no such model" in said["detail"]
+        and "hf auth login" in said["detail"] + said["remedy"]
+    )
 
 
 @pytest.mark.stack
@@ -119,10 +137,23 @@ def test_a_stack_serves_a_model_from_a_hub(
 ) -> None:
     hub.add("acme/demo", in_shards(demo))
     port = free_ports(50)
-    command = [sys.executable, "-c", "from cli.main import app; app()", "up", "--model", "acme/demo", "--nodes", "1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-c",
+        "from cli.main import app; app()",
+        "up",
+        "--model",
+        "acme/demo",
+        "--nodes",
+        "1",
+        "--port",
+        str(port),
+    ]
     command += ["--hbm-gib", "0.2", "--dram-gib", "0.1", "--data", "data", "--run-dir", "run", "--json"]
     environment = os.environ | home | {"PYTHONPATH": str(ROOT)}
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment, start_new_session=True)
+    launcher = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment, start_new_session=True
+    )
     try:
         assert launcher.stdout is not None
         serving = next(said for line in launcher.stdout if (said := json.loads(line))["event"] == "serving")
@@ -130,7 +161,9 @@ def test_a_stack_serves_a_model_from_a_hub(
         question = [{"role": "user", "content": "My name is Ada. What is my name?"}]
         url = f"http://127.0.0.1:{port}/v1"
         answer = httpx.post(
-            f"{url}/chat/completions", json={"model": "acme/demo", "messages": question, "temperature": 0, "max_tokens": 12}, timeout=60
+            f"{url}/chat/completions",
+            json={"model": "acme/demo", "messages": question, "temperature": 0, "max_tokens": 12},
+            timeout=60,
         ).json()
         assert answer["usage"]["completion_tokens"] > 0 and answer["choices"][0]["message"]["content"].strip(), answer
         assert httpx.get(f"{url}/models/acme/demo", timeout=60).json()["id"] == "acme/demo"

@@ -14,7 +14,7 @@ import pytest
 from stand_in_stack import UpbeatUp
 
 from cli.addresses import base_url, other_urls
-from runtime.config import load_config
+from runtime.config_file import load_config
 from storelink.arena_sharing import arenas_of
 
 STOPPING_ORDER = ["gateway", "worker-0", "kvstore-0", "scheduler"]
@@ -78,7 +78,12 @@ def test_a_host_beyond_loopback_gets_the_stack_its_own_key(up: UpbeatUp) -> None
 
 @pytest.mark.parametrize(
     ("host", "url"),
-    [("0.0.0.0", "http://127.0.0.1:9"), ("::", "http://[::1]:9"), ("fd00::7", "http://[fd00::7]:9"), ("a.b", "http://a.b:9")],
+    [
+        ("0.0.0.0", "http://127.0.0.1:9"),
+        ("::", "http://[::1]:9"),
+        ("fd00::7", "http://[fd00::7]:9"),
+        ("a.b", "http://a.b:9"),
+    ],
 )
 def test_the_address_that_is_printed_is_one_that_a_browser_here_can_open(host: str, url: str) -> None:
     keys = [{"key": "a-key-of-somebody"}]
@@ -102,12 +107,16 @@ def test_a_killed_service_is_started_again_and_serves(up: UpbeatUp) -> None:
     for times, name in enumerate(["gateway", "scheduler", "kvstore-0", "worker-0"], start=1):
         before = up.pids()
         os.kill(before[name], signal.SIGKILL)
-        up.until(lambda times=times: up.said().count("serving again") == times, f"it serves again without its old {name}")  # type: ignore[misc]
+        up.until(
+            lambda times=times: up.said().count("serving again") == times, f"it serves again without its old {name}"
+        )  # type: ignore[misc]
         assert up.ready()
         after = up.pids()
         assert after[name] != before[name]
         assert {n: p for n, p in after.items() if n != name} == {n: p for n, p in before.items() if n != name}
-        assert re.search(rf"{name} \(pid {before[name]}\) was killed by SIGKILL after .* s; starting it again in 0\.2 s", up.said())
+        assert re.search(
+            rf"{name} \(pid {before[name]}\) was killed by SIGKILL after .* s; starting it again in 0\.2 s", up.said()
+        )
 
 
 @pytest.mark.parametrize(

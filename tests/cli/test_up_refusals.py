@@ -117,13 +117,19 @@ def test_a_kept_key_that_is_none(up: UpbeatUp, refused: Callable[..., str], monk
     assert "api_key" in said and "gateway.api_keys" in said
 
 
-@pytest.mark.parametrize(("offset", "purpose"), [(0, "gateway"), (1, "scheduler"), (20, "store of node-0"), (21, "worker of node-0")])
+@pytest.mark.parametrize(
+    ("offset", "purpose"), [(0, "gateway"), (1, "scheduler"), (20, "store of node-0"), (21, "worker of node-0")]
+)
 def test_a_port_that_somebody_has(up: UpbeatUp, offset: int, purpose: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", up.port + offset))
         taken.listen()
         line = refusal(up)
-    assert f"port {up.port + offset} ({purpose}) is taken by" in line and f"pid {os.getpid()}" in line and "another --port" in line
+    assert (
+        f"port {up.port + offset} ({purpose}) is taken by" in line
+        and f"pid {os.getpid()}" in line
+        and "another --port" in line
+    )
 
 
 def test_an_address_that_is_not_this_machines(up: UpbeatUp) -> None:

@@ -86,11 +86,15 @@ def test_a_stream_has_the_same_text_and_usage(client: Client, whole: Any) -> Non
     chunks = list(client.chat(stream=True, stream_options={"include_usage": True}))
     assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason] == [whole.choices[0].finish_reason]
+    assert [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason] == [
+        whole.choices[0].finish_reason
+    ]
 
 
 def test_the_clients_own_stream_helper_puts_the_answer_together(client: Client, whole: Any) -> None:
-    with client.openai.chat.completions.stream(model=client.model, messages=ASKED, temperature=0, max_tokens=24) as stream:
+    with client.openai.chat.completions.stream(
+        model=client.model, messages=ASKED, temperature=0, max_tokens=24
+    ) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == whole.choices[0].message.content
 
@@ -98,14 +102,19 @@ def test_the_clients_own_stream_helper_puts_the_answer_together(client: Client, 
 def test_tools_are_called_and_their_results_go_back(client: Client) -> None:
     answer = client.chat(tools=[TOOL], tool_choice="required", max_tokens=300)
     (call,) = answer.choices[0].message.tool_calls[:1]
-    assert answer.choices[0].finish_reason == "tool_calls" and json.loads(call.function.arguments)["colour"] in ("red", "green")
+    assert answer.choices[0].finish_reason == "tool_calls" and json.loads(call.function.arguments)["colour"] in (
+        "red",
+        "green",
+    )
     results = [{"role": "tool", "tool_call_id": c.id, "content": "done"} for c in answer.choices[0].message.tool_calls]
     history = [*ASKED, answer.choices[0].message, *results]
     assert client.chat(messages=history, tools=[TOOL], tool_choice="none").choices[0].message.tool_calls is None
 
 
 def test_the_clients_parse_gives_an_object_of_the_schema(client: Client) -> None:
-    found = client.openai.chat.completions.parse(model=client.model, messages=ASKED, temperature=0, max_tokens=300, response_format=Thing)
+    found = client.openai.chat.completions.parse(
+        model=client.model, messages=ASKED, temperature=0, max_tokens=300, response_format=Thing
+    )
     assert isinstance(found.choices[0].message.parsed, Thing)
 
 
@@ -116,7 +125,9 @@ def test_a_schema_of_ones_own_is_kept(client: Client) -> None:
 
 
 def test_logprobs_and_several_choices(client: Client) -> None:
-    answer = client.chat(n=2, temperature=1, seed=5, logprobs=True, top_logprobs=2, max_tokens=4, extra_body={"ignore_eos": True})
+    answer = client.chat(
+        n=2, temperature=1, seed=5, logprobs=True, top_logprobs=2, max_tokens=4, extra_body={"ignore_eos": True}
+    )
     assert [c.index for c in answer.choices] == [0, 1]
     for choice in answer.choices:
         assert [len(token.top_logprobs) for token in choice.logprobs.content] == [2] * 4
@@ -177,16 +188,21 @@ def test_the_asynchronous_client_streams_several_answers_at_once(url: str, whole
 def node_suite(url: str) -> dict[str, str]:
     """What each case of suite.mjs came to."""
     if NODE is None or not (HERE / "node_modules" / "openai").exists():
-        assert "UPBEAT_TEST_NODE" not in os.environ, "node or the client is missing, and UPBEAT_TEST_NODE wants this test to run"
+        assert "UPBEAT_TEST_NODE" not in os.environ, (
+            "node or the client is missing, and UPBEAT_TEST_NODE wants this test to run"
+        )
         pytest.skip("node or its client is not there; `make node-client` installs the latter")
-    done = subprocess.run([NODE, "suite.mjs", url, KEY, NODE_SLOW_KEY], cwd=HERE, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [NODE, "suite.mjs", url, KEY, NODE_SLOW_KEY], cwd=HERE, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
 
 CASES = (
-    "chat", "stream_with_usage", "stream_runner", "broken_off", "tools", "json_schema", "logprobs_and_n", "completions", "errors",
+    "chat", "stream_with_usage", "stream_runner", "broken_off", "tools", "json_schema", "logprobs_and_n", "completions",
+    "errors",
     "limits_and_retries", "timeouts",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.advisory import Advisory, parse_advisories, parse_advisory
-from contracts.convert import advisory_from_wire, advisory_to_wire, layers_from_bitmap, layers_to_bitmap
+from contracts.convert import advisory_to_wire, layers_from_bitmap, layers_to_bitmap
 from contracts.errors import InvalidRequest, NotFound, from_wire, to_wire
 from contracts.frames import (
     MAX_EVENT_BYTES,
@@ -75,9 +75,11 @@ def test_a_wrong_advisory_names_the_field(data: Any, param: str | None) -> None:
 
 
 @given(st.one_of(st.none(), st.floats(0, 1000)), st.integers(-5, 5), st.booleans())
-def test_advisories_survive_the_wire(arrival: float | None, priority: int, ordered: bool) -> None:
-    advisory = Advisory("s", None, arrival, ordered, priority, 9.0)
-    assert advisory_from_wire(advisory_to_wire(advisory, "t", "id")) == advisory
+def test_an_advisory_on_the_wire_says_what_it_said(arrival: float | None, priority: int, ordered: bool) -> None:
+    wire = advisory_to_wire(Advisory("s", None, arrival, ordered, priority, 9.0), "t", "id")
+    assert (wire.session.tenant, wire.session.session_id, wire.advisory_id) == ("t", "s", "id")
+    assert (wire.model_id, wire.priority, wire.ordered, wire.ttl_s) == ("", priority, ordered, 9.0)
+    assert (wire.expected_arrival_s if wire.HasField("expected_arrival_s") else None) == arrival
 
 
 @given(st.sets(st.integers(0, 39)), st.integers(1, 40))
@@ -92,12 +94,16 @@ def take(*commands: bytes) -> list[Any]:
 
 def test_frames_come_back_as_they_went() -> None:
     sampling = Sampling(temperature=0.5, stop=["x"], logit_bias={5: -1.0}, seed=7)
-    request = GenerateRequest("r", "t", "s", "m", sampling, messages=[{"role": "user", "content": "hé"}], resume_tokens=[1, 2], alone=True)
+    request = GenerateRequest(
+        "r", "t", "s", "m", sampling, messages=[{"role": "user", "content": "hé"}], resume_tokens=[1, 2], alone=True
+    )
     told = GenerateRequest("r", "t", "s", "m", sampling, messages=[], template_kwargs='{"a":1}')
     assert take(encode_submit(told)) == [told] and b"template_kwargs" not in encode_submit(request), (
         "what is not said is not sent: older workers read it"
     )
-    called = GenerateRequest("r", "t", "s", "m", sampling, messages=[], tool_use=ToolUse("[]", "required", "f", False), group="g", choice=2)
+    called = GenerateRequest(
+        "r", "t", "s", "m", sampling, messages=[], tool_use=ToolUse("[]", "required", "f", False), group="g", choice=2
+    )
     assert take(encode_submit(request), encode_cancel("r"), encode_submit(called)) == [request, "r", called]
     assert len(take(*[encode_cancel("r")] * MOST_COMMANDS)) == MOST_COMMANDS
     step = StepFrame(
@@ -121,7 +127,9 @@ def test_a_submit_comes_in_parts_and_others_between_them() -> None:
     heard.validate()
     assert heard.take(together([encode_part("big", body[400:], True)])) == [request] and heard.held_bytes == 0
     heard.take(together([encode_part("big", body[:400], False)]))
-    assert heard.take(together([encode_cancel("big")])) == ["big"] and heard.held_bytes == 0, "one that is cancelled is not kept"
+    assert heard.take(together([encode_cancel("big")])) == ["big"] and heard.held_bytes == 0, (
+        "one that is cancelled is not kept"
+    )
     heard.validate()
 
 
@@ -130,24 +138,34 @@ def test_half_received_submits_are_bounded_and_refused_one_by_one() -> None:
     assert heard.take(together([encode_part("a", bytes(600), False)])) == []
     (refused,) = heard.take(together([encode_part("b", bytes(600), False)]))
     assert isinstance(refused, Unreadable) and refused.request_id == "b" and heard.held_bytes == 600
-    assert heard.take(together([encode_part("b", bytes(300), False), encode_part("b", b"", True)])) == [], "it is refused once"
-    assert [c.request_id for c in heard.take(together([encode_part("a", b"", True)])) if isinstance(c, Unreadable)] == ["a"], "no msgpack"
+    assert heard.take(together([encode_part("b", bytes(300), False), encode_part("b", b"", True)])) == [], (
+        "it is refused once"
+    )
+    assert [c.request_id for c in heard.take(together([encode_part("a", b"", True)])) if isinstance(c, Unreadable)] == [
+        "a"
+    ], "no msgpack"
     heard.validate()
 
 
 def test_a_request_that_cannot_be_sent_is_its_callers_own_error() -> None:
     half = GenerateRequest("r", "t", "s", "m", Sampling(), prompt="\ud800")
-    large = GenerateRequest("r", "t", "s", "m", Sampling(), messages=[{"role": "user", "content": "x" * MAX_SUBMIT_BYTES}])
+    large = GenerateRequest(
+        "r", "t", "s", "m", Sampling(), messages=[{"role": "user", "content": "x" * MAX_SUBMIT_BYTES}]
+    )
     for request, param, code in ((half, "prompt", "invalid_value"), (large, "messages", "context_length_exceeded")):
         with pytest.raises(InvalidRequest) as e:
             encode_submit(request)
         assert (e.value.param, e.value.code) == (param, code)
 
 
-@pytest.mark.parametrize("body", [b"\xc1", b"\x01", b"\x80", b"\x81\xa8sampling\x80", b"\x82\xa8sampling\x80\xa3new\x01", b"\xff" * 9])
+@pytest.mark.parametrize(
+    "body", [b"\xc1", b"\x01", b"\x80", b"\x81\xa8sampling\x80", b"\x82\xa8sampling\x80\xa3new\x01", b"\xff" * 9]
+)
 def test_a_submit_that_cannot_be_read_hurts_only_itself(body: bytes) -> None:
     good = GenerateRequest("good", "t", "s", "m", Sampling(), prompt="x")
-    bad, also, read = take(submit_command("bad", body), submit_command("also", encode_request(good)), encode_submit(good))
+    bad, also, read = take(
+        submit_command("bad", body), submit_command("also", encode_request(good)), encode_submit(good)
+    )
     assert isinstance(bad, Unreadable) and bad.request_id == "bad" and bad.error.status == 400
     assert isinstance(also, Unreadable) and also.request_id == "also", "it names another request"
     assert read == good
@@ -162,13 +180,22 @@ def test_where_time_went_travels_beside_the_outputs_which_a_reader_of_before_sti
 
 def test_steps_that_travel_together_keep_each_requests_order() -> None:
     steps = [
-        StepFrame([Accepted("a", 5)], [Output("b", "1", [1])], [Failed("c", to_wire(NotFound("no", param="model")))], trial="a"),
+        StepFrame(
+            [Accepted("a", 5)],
+            [Output("b", "1", [1])],
+            [Failed("c", to_wire(NotFound("no", param="model")))],
+            trial="a",
+        ),
         StepFrame([Accepted("d", 6)], [Output("a", "2", [2]), Output("b", "3", [3], finish_reason="stop")], trial=""),
         StepFrame([], [Output("a", "4", [4], finish_reason="length")]),
     ]
     (message,) = encode_steps(steps)
     one = decode_step(message)
-    assert one.accepted == [Accepted("a", 5), Accepted("d", 6)] and [f.request_id for f in one.failed] == ["c"] and one.trial == ""
+    assert (
+        one.accepted == [Accepted("a", 5), Accepted("d", 6)]
+        and [f.request_id for f in one.failed] == ["c"]
+        and one.trial == ""
+    )
     assert [(o.request_id, o.text) for o in one.outputs] == [("b", "1"), ("a", "2"), ("b", "3"), ("a", "4")]
     assert decode_step(encode_steps(steps[:1])[0]) == steps[0]
 
@@ -188,13 +215,19 @@ def test_messages_from_a_worker_are_bounded_and_an_answer_beyond_that_fails_alon
 def test_an_event_that_cannot_be_read_or_written_whole_hurts_only_its_request() -> None:
     quoted = Failed("quotes", to_wire(InvalidRequest("no such key: \ud800")))
     assert decode_step(encode_step(StepFrame(failed=[quoted]))).failed[0].error[1] == "no such key: ?"
-    data = {"accepted": [["a", 1], ["b"], 7], "outputs": [["c", "text", [1]], ["d", "t", [1], 0, [[1]], None, None]], "failed": "no"}
+    data = {
+        "accepted": [["a", 1], ["b"], 7],
+        "outputs": [["c", "text", [1]], ["d", "t", [1], 0, [[1]], None, None]],
+        "failed": "no",
+    }
     heard = decode_step(msgpack.packb(data))
     assert [a.request_id for a in heard.accepted] == ["a"] and heard.outputs == []
     assert sorted(f.request_id for f in heard.failed) == ["b", "c", "d"]
 
 
-@pytest.mark.parametrize("bad", [b"\x80", b"\x91\x01", b"\x91\x91\xa1r", b"\xc1", b"\x81\xa6submit\x01", b"\x91\x92\x01\xa6cancel"])
+@pytest.mark.parametrize(
+    "bad", [b"\x80", b"\x91\x01", b"\x91\x91\xa1r", b"\xc1", b"\x81\xa6submit\x01", b"\x91\x92\x01\xa6cancel"]
+)
 def test_a_bad_frame_is_a_value_error(bad: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         Commands().take(bad)

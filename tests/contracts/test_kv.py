@@ -18,7 +18,9 @@ SALT = tenant_salt(b"s" * 32, "tenant")
 ROOT = bytes(32)
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 #: Such as could be taken for tokens, or for the end of a body.
-extras = st.binary(max_size=20) | st.lists(st.integers(0, 5), max_size=8).map(lambda n: b"".join(i.to_bytes(4, "little") for i in n))
+extras = st.binary(max_size=20) | st.lists(st.integers(0, 5), max_size=8).map(
+    lambda n: b"".join(i.to_bytes(4, "little") for i in n)
+)
 
 
 @given(tokens, tokens)
@@ -37,7 +39,10 @@ def test_known_keys_are_continued(a: list[int], known: int, more: dict[int, byte
 
 
 def test_keys_are_the_same_on_every_machine() -> None:
-    assert chunk_keys(SALT, SHAPE, [1, 2, 3, 4])[0].hex() == "46aeea53d19d34fc641868da1e00ac3503228410abbf7b6e158391c5a932cf6d"
+    assert (
+        chunk_keys(SALT, SHAPE, [1, 2, 3, 4])[0].hex()
+        == "46aeea53d19d34fc641868da1e00ac3503228410abbf7b6e158391c5a932cf6d"
+    )
     with_extra = chunk_keys(SALT, SHAPE, [1, 2, 3, 4], extras={0: b"adapter"})[0]
     assert with_extra.hex() == "a1114fa213527995f7fab9118da7e3f1f828f5f882856a064d3c06ab0d1a1bdb"
     assert SHAPE.fingerprint.hex() == "4c240198d153eb04d40b4cc0856b1ad8dd944e7b6791711e406b2840acc44d06"
@@ -66,16 +71,24 @@ def test_an_extra_changes_its_chunk_and_all_later_ones(a: list[int], at: int, ex
 def test_engines_that_order_a_piece_otherwise_have_another_fingerprint() -> None:
     prints = {fingerprint(b"w", dtype="float32", chunk_tokens=4, layout=layout) for layout in (b"", b"a", b"b")}
     assert len(prints) == 3
-    assert fingerprint(b"w", dtype="float32", chunk_tokens=4, layout=b"") == fingerprint(b"w", dtype="float32", chunk_tokens=4)
+    assert fingerprint(b"w", dtype="float32", chunk_tokens=4, layout=b"") == fingerprint(
+        b"w", dtype="float32", chunk_tokens=4
+    )
 
 
 def test_a_piece_has_the_bytes_of_its_shape() -> None:
-    assert SHAPE.piece_bytes == 2 * 2 * 4 * 32 * 4 and SHAPE.chunk_bytes == 6 * SHAPE.piece_bytes == 4 * SHAPE.token_bytes
+    assert (
+        SHAPE.piece_bytes == 2 * 2 * 4 * 32 * 4 and SHAPE.chunk_bytes == 6 * SHAPE.piece_bytes == 4 * SHAPE.token_bytes
+    )
     latent = replace(SHAPE, piece_bytes=4 * 576 * 2)
-    assert latent.chunk_bytes == 6 * 4 * 576 * 2 == 4 * latent.token_bytes and SHAPE.is_of_heads and not latent.is_of_heads
+    assert (
+        latent.chunk_bytes == 6 * 4 * 576 * 2 == 4 * latent.token_bytes and SHAPE.is_of_heads and not latent.is_of_heads
+    )
 
 
-@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, piece_bytes=4608), replace(SHAPE, dtype="float8_e4m3fn", piece_bytes=512)])
+@pytest.mark.parametrize(
+    "shape", [SHAPE, replace(SHAPE, piece_bytes=4608), replace(SHAPE, dtype="float8_e4m3fn", piece_bytes=512)]
+)
 def test_a_shape_goes_over_the_wire(shape: KvShape) -> None:
     assert shape_from_wire(shape_to_wire(shape)) == shape
 
@@ -111,4 +124,8 @@ def test_a_shape_that_cannot_be_is_refused_by_field(field: str, value: object) -
 
 def test_elements_of_a_size_that_is_not_known_need_a_size_of_the_piece() -> None:
     with pytest.raises(InvalidRequest, match="piece_bytes = 0"):
-        shape_from_wire(common_pb2.KvShape(fingerprint=bytes(32), layers=1, kv_heads=1, head_dim=1, chunk_tokens=1, dtype="float8_e4m3fn"))
+        shape_from_wire(
+            common_pb2.KvShape(
+                fingerprint=bytes(32), layers=1, kv_heads=1, head_dim=1, chunk_tokens=1, dtype="float8_e4m3fn"
+            )
+        )

@@ -14,7 +14,11 @@ ADDRESSES = [f"10.0.0.{n}:8081" for n in range(5)]
 SESSIONS = [SessionKey("t", f"s{n}") for n in range(4000)]
 
 
-@given(session=st.tuples(st.text(max_size=9), st.text(max_size=9)), addresses=st.sets(st.text(max_size=9), max_size=6), seed=st.randoms())
+@given(
+    session=st.tuples(st.text(max_size=9), st.text(max_size=9)),
+    addresses=st.sets(st.text(max_size=9), max_size=6),
+    seed=st.randoms(),
+)
 @settings(deadline=None)
 def test_everybody_comes_to_the_same_order(session: tuple[str, str], addresses: set[str], seed) -> None:
     shuffled = sorted(addresses)

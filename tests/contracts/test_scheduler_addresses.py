@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from contracts.errors import ConfigError
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 
 def test_one_is_the_default_several_are_at_consecutive_ports_or_where_they_are_said_to_be() -> None:
     assert load_config().scheduler_addresses == ("127.0.0.1:8081",)
-    assert load_config(None, {"scheduler": {"host": "h", "port": 7000, "count": 3}}).scheduler_addresses == ("h:7000", "h:7001", "h:7002")
+    assert load_config(None, {"scheduler": {"host": "h", "port": 7000, "count": 3}}).scheduler_addresses == (
+        "h:7000",
+        "h:7001",
+        "h:7002",
+    )
     config = load_config(None, {"scheduler": {"addresses": ["a:1", "[::1]:2"], "listen_host": "0.0.0.0"}})
     assert config.scheduler_addresses == ("a:1", "[::1]:2")
     assert [config.scheduler_listen(n) for n in range(2)] == ["0.0.0.0:1", "0.0.0.0:2"]
@@ -37,7 +41,9 @@ def test_addresses_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch
         ({"addresses": ["a:1", "b:1"], "count": 3}, "scheduler.count = 3", "remove one"),
     ],
 )
-def test_a_wrong_value_stops_the_start_naming_key_value_and_remedy(wrong: dict[str, Any], key: str, remedy: str) -> None:
+def test_a_wrong_value_stops_the_start_naming_key_value_and_remedy(
+    wrong: dict[str, Any], key: str, remedy: str
+) -> None:
     with pytest.raises(ConfigError) as e:
         load_config(None, {"scheduler": wrong})
     assert key in str(e.value) and remedy in str(e.value)

@@ -13,7 +13,8 @@ import openai
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "demo"))
 from conversations import facts
 
-#: Settings with which a worker loads whatever is cached. By default it computes a few tokens of a small model again where that is sooner.
+#: Settings with which a worker loads whatever is cached. By default it computes a few tokens of a small model again
+#: where that is sooner.
 ALWAYS_LOAD = {"kv": {"load_plan": False}}
 
 
@@ -30,7 +31,8 @@ class Answer:
 
 @dataclass
 class Chat:
-    """One session. `session_id` None: the server recognises it by its history. model: empty for the first that the server names."""
+    """One session. `session_id` None: the server recognises it by its history. model: empty for the first that the
+    server names."""
 
     url: str
     session_id: str | None = None
@@ -42,7 +44,9 @@ class Chat:
     def say(self, text: str, node: str | None = None, timeout_s: float = 60.0) -> Answer:
         """One streamed turn; the answer joins the history."""
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0, timeout=timeout_s)
-        headers = ({"X-Session-Id": self.session_id} if self.session_id else {}) | ({"X-Upbeat-Node": node} if node else {})
+        headers = ({"X-Session-Id": self.session_id} if self.session_id else {}) | (
+            {"X-Upbeat-Node": node} if node else {}
+        )
         self.messages.append({"role": "user", "content": text})
         model = self.model or client.models.list().data[0].id
         with client.chat.completions.with_streaming_response.create(
@@ -61,7 +65,9 @@ class Chat:
             answered_by, session = response.headers["x-upbeat-node"], response.headers["x-session-id"]
         assert usage is not None and usage.prompt_tokens_details is not None
         self.messages.append({"role": "assistant", "content": "".join(parts)})
-        return Answer("".join(parts), answered_by, session, usage.prompt_tokens_details.cached_tokens or 0, usage.prompt_tokens)
+        return Answer(
+            "".join(parts), answered_by, session, usage.prompt_tokens_details.cached_tokens or 0, usage.prompt_tokens
+        )
 
     def advise(self, node: str | None = None) -> None:
         """Say that this session is about to speak."""
@@ -74,6 +80,9 @@ def script(seed: int, turns: int = 10) -> list[str]:
     """What the user says: facts told early, then asked for, every turn long enough to fill chunks."""
     rng = random.Random(seed)
     told = facts(rng, turns + 4)
-    filler = "Please keep all of this in mind while we talk, because I will come back to it later and ask about every part of it. "
+    filler = (
+        "Please keep all of this in mind while we talk, because I will come back to it later and ask about "
+        "every part of it. "
+    )
     opening = " ".join(f.told for f in told)
     return [f"{opening} {filler} {told[0].asked}"] + [f"{filler * 2}{told[i].asked}" for i in range(1, turns)]

@@ -1,4 +1,5 @@
-"""A graph of two agents, as its user writes it, against a gateway: `langgraph_client.py BASE_URL MODEL`. Prints the client's counters.
+"""A graph of two agents, as its user writes it, against a gateway: `langgraph_client.py BASE_URL MODEL`. Prints the
+client's counters.
 
 Run with the environment that has the agent frameworks (`make sdk-venv`).
 """

@@ -1,4 +1,5 @@
-"""An agent workflow on a whole stack: the next hop's cache is on its way, and there, before that hop's request comes."""
+"""An agent workflow on a whole stack: the next hop's cache is on its way, and there, before that hop's request
+comes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 SDK, SDK_PYTHON = ROOT / "python-sdk" / "src", ROOT / ".cache" / "sdk" / "bin" / "python"
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
 BRIEF = (
-    "You are the architect of a small team. Answer in one line. " + "Keep the interfaces of every module that was agreed on in mind. " * 20
+    "You are the architect of a small team. Answer in one line. "
+    + "Keep the interfaces of every module that was agreed on in mind. " * 20
 )
 
 
@@ -61,7 +63,13 @@ class Agent:
         """Every layer of every whole chunk is in this tier of this node."""
         shown = self.shown()
         chunks = shown.get("tokens", 0) // 64
-        held = [t["layer_chunks"] for n in shown.get("nodes", []) if n["node"] == node for t in n["tiers"] if t["tier"] == tier]
+        held = [
+            t["layer_chunks"]
+            for n in shown.get("nodes", [])
+            if n["node"] == node
+            for t in n["tiers"]
+            if t["tier"] == tier
+        ]
         return bool(chunks and held and held[0] and min(held[0]) >= chunks)
 
 
@@ -75,7 +83,8 @@ def until(what: Callable[[], Any]) -> Any:
 
 
 def test_a_hint_of_the_sdk_places_its_agent_before_anybody_asks(stack: Stack) -> None:
-    # The first of all: a turn leaves its hint's node for one with less to do, and what has just been placed counts until it is reported.
+    # The first of all: a turn leaves its hint's node for one with less to do, and what has just been placed counts
+    # until it is reported.
     with upbeat.AdvisoryClient(f"{stack.url}/v1") as client:
         hop = client.hop("desk", "Fact Checker", "job2", expected_arrival=5.0)
         assert client.flush(30) and client.counters == upbeat.Counters(sent=1)
@@ -96,7 +105,10 @@ def test_the_next_hops_cache_is_on_another_node_before_its_request_comes(stack: 
     graph = {"agents": ["manager", "architect"], "edges": [{"from": "manager", "to": "architect", "delay_s": 8.0}]}
     declared = httpx.put(f"{stack.url}/v1/workflows/team", json=graph, timeout=10)
     assert declared.status_code == 200, declared.text
-    manager, architect = Agent(stack, "manager", "job1", "You are the manager."), Agent(stack, "architect", "job1", BRIEF)
+    manager, architect = (
+        Agent(stack, "manager", "job1", "You are the manager."),
+        Agent(stack, "architect", "job1", BRIEF),
+    )
     architect.ask("Design a clock.", "node-0")
     until(lambda: architect.whole_in("dram", "node-0"))
     assert not architect.whole_in("hbm", "node-1") and architect.shown()["node"] is None
@@ -114,13 +126,22 @@ def test_the_next_hops_cache_is_on_another_node_before_its_request_comes(stack: 
     assert node == "node-1" and usage["prompt_tokens_details"]["cached_tokens"] == chunks * 64
     learned = httpx.get(f"{stack.url}/v1/workflows/team", timeout=10).json()
     assert {"manager", "architect"} == {a["name"] for a in learned["learned"]["agents"]}
-    assert any((e["from"], e["to"]) == ("manager", "architect") and e["weight"] > 0.9 for e in learned["learned"]["edges"])
+    assert any(
+        (e["from"], e["to"]) == ("manager", "architect") and e["weight"] > 0.9 for e in learned["learned"]["edges"]
+    )
 
 
 @pytest.mark.skipif(not SDK_PYTHON.exists(), reason="`make sdk-venv` makes the environment with the agent frameworks")
 def test_a_graph_of_langgraph_finds_its_next_node_hinted_in_its_first_run(stack: Stack) -> None:
-    command = [str(SDK_PYTHON), str(Path(__file__).with_name("langgraph_client.py")), f"{stack.url}/v1", stack.model_name()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(SDK)})
+    command = [
+        str(SDK_PYTHON),
+        str(Path(__file__).with_name("langgraph_client.py")),
+        f"{stack.url}/v1",
+        stack.model_name(),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(SDK)}
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"sent": 1, "dropped": 0, "failed": 0, "invalid": 0, "merged": 0, "waiting": 0}
     decisions = httpx.get(f"{stack.url}/v1/sessions/job3:critic/placement", timeout=10).json()["decisions"]

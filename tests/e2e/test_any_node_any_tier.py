@@ -57,7 +57,9 @@ def settled(url: str, session: str, tier: str, node: str | None = None) -> None:
     pytest.fail(f"{session} did not reach {tier}: {info}")
 
 
-def test_ten_turns_each_on_the_other_node_say_what_a_cold_node_says(cold: Callable[[int], list[str]], stack: Stack) -> None:
+def test_ten_turns_each_on_the_other_node_say_what_a_cold_node_says(
+    cold: Callable[[int], list[str]], stack: Stack
+) -> None:
     answers = converse(Chat(stack.url, "moving"), script(1), alternate)
     assert [a.text for a in answers] == cold(1)
     assert [a.node for a in answers] == [alternate(i) for i in range(10)]
@@ -109,12 +111,19 @@ def test_a_returning_turn_says_where_its_time_went(stack: Stack) -> None:
     chat, lines = Chat(stack.url, "timed"), script(6)
     chat.say(lines[0], "node-0")
     settled(stack.url, "timed", "dram", "node-0")
-    ask = {"messages": [*chat.messages, {"role": "user", "content": lines[1]}], "max_tokens": 8, "temperature": 0, "stream": True}
+    ask = {
+        "messages": [*chat.messages, {"role": "user", "content": lines[1]}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": True,
+    }
     ask["model"] = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"][0]["id"]
     headers = {"X-Session-Id": "timed", "X-Upbeat-Node": "node-1", "X-Upbeat-Timing": "1"}
     sent_s, first_s = time.monotonic(), 0.0
     with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=ask, headers=headers, timeout=60) as answer:
-        assert {"admit;", "place;", "prepare;"} <= {part.partition("dur")[0] for part in answer.headers["Server-Timing"].split(", ")}
+        assert {"admit;", "place;", "prepare;"} <= {
+            part.partition("dur")[0] for part in answer.headers["Server-Timing"].split(", ")
+        }
         lines = []
         for line in answer.iter_lines():
             lines.append(line)
@@ -122,7 +131,8 @@ def test_a_returning_turn_says_where_its_time_went(stack: Stack) -> None:
                 first_s = time.monotonic() - sent_s
     (comment,) = [line for line in lines if line.startswith(":")]
     turn = timed_turn(stack.url, "timed")
-    until, elsewhere = turn["until_first_s"], {"load-peer", "load-blob"}  # the other node, or the blob tier where that is sooner
+    # the other node, or the blob tier where that is sooner
+    until, elsewhere = turn["until_first_s"], {"load-peer", "load-blob"}
     assert turn["node"] == "node-1" and {"admit", "place", "prepare", "compute"} <= set(until)
     (load,) = elsewhere & set(until)
     assert f"{load};dur=" in comment and "loaded from" in comment and until[load] > 0 and turn["after_s"]["decode"] > 0

@@ -1,4 +1,5 @@
-"""OpenAI's features through a whole stack and the unmodified client: JSON, tools, choices, logprobs, seeds, stop strings."""
+"""OpenAI's features through a whole stack and the unmodified client: JSON, tools, choices, logprobs, seeds, stop
+strings."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ TOOLS: Any = [
             "description": "The weather of a city",
             "parameters": {
                 "type": "object",
-                "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+                "properties": {
+                    "city": {"enum": ["Rome", "Oslo"]},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                },
                 "required": ["city", "days"],
                 "additionalProperties": False,
             },
@@ -44,7 +48,10 @@ TOOLS: Any = [
     },
     {
         "type": "function",
-        "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+        "function": {
+            "name": "get_time",
+            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+        },
     },
 ]
 ASKED: Any = [{"role": "user", "content": "The code of the garage is K4417. What is the code of the garage?"}]
@@ -91,7 +98,10 @@ def test_an_answer_is_json_by_its_schema_streamed_and_not(client: openai.OpenAI)
     assert value["code"][0].isupper() and value["code"][1:].isdigit() and 1 <= len(value["parts"]) <= 3
     assert whole.finish_reason == "stop"
     assert streamed(client, response_format=FORMAT) == ([whole.message.content], [[]], ["stop"])
-    drawn = [json.loads(chat(client, response_format=FORMAT, temperature=1.5, seed=s).choices[0].message.content) for s in range(3)]
+    drawn = [
+        json.loads(chat(client, response_format=FORMAT, temperature=1.5, seed=s).choices[0].message.content)
+        for s in range(3)
+    ]
     assert all(set(v) == set(SCHEMA["required"]) for v in drawn)
 
 
@@ -131,11 +141,19 @@ def test_a_required_call_is_made_streamed_and_not_and_its_result_goes_back(clien
     named = chat(client, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "get_weather"}})
     [weather] = named.choices[0].message.tool_calls
     arguments = json.loads(weather.function.arguments)
-    assert weather.function.name == "get_weather" and arguments["city"] in ("Rome", "Oslo") and 1 <= arguments["days"] <= 9
-    history = [*ASKED, named.choices[0].message.model_dump(), {"role": "tool", "tool_call_id": weather.id, "content": "sunny"}]
+    assert (
+        weather.function.name == "get_weather" and arguments["city"] in ("Rome", "Oslo") and 1 <= arguments["days"] <= 9
+    )
+    history = [
+        *ASKED,
+        named.choices[0].message.model_dump(),
+        {"role": "tool", "tool_call_id": weather.id, "content": "sunny"},
+    ]
     after = chat(client, messages=history, tools=TOOLS, max_tokens=20)
     assert after.usage.prompt_tokens > answer.usage.prompt_tokens
-    assert after.usage.prompt_tokens_details.cached_tokens > 0, "the tools are a part of the prompt that was computed before"
+    assert after.usage.prompt_tokens_details.cached_tokens > 0, (
+        "the tools are a part of the prompt that was computed before"
+    )
 
 
 def test_tools_change_nothing_unless_they_are_called(client: openai.OpenAI) -> None:
@@ -160,7 +178,11 @@ def test_choices_are_equal_when_greedy_and_reproducible_when_drawn(client: opena
 def test_logprobs_spell_the_answer_byte_by_byte(client: openai.OpenAI) -> None:
     answer = chat(client, logprobs=True, top_logprobs=3, temperature=1.5, seed=4, max_tokens=40).choices[0]
     content = answer.logprobs.content
-    assert b"".join(bytes(t.bytes) for t in content).decode("utf-8", "replace").startswith(answer.message.content.rstrip("\ufffd"))
+    assert (
+        b"".join(bytes(t.bytes) for t in content)
+        .decode("utf-8", "replace")
+        .startswith(answer.message.content.rstrip("\ufffd"))
+    )
     assert all(len(t.top_logprobs) == 3 and t.logprob <= 0 for t in content)
     legacy = client.completions.create(model=client.model, prompt="The code", max_tokens=20, temperature=0, logprobs=2)  # type: ignore[attr-defined]
     [choice] = legacy.choices
@@ -170,15 +192,16 @@ def test_logprobs_spell_the_answer_byte_by_byte(client: openai.OpenAI) -> None:
 
 
 def test_a_seed_holds_whatever_runs_beside_it(client: openai.OpenAI) -> None:
-    wish: dict[str, Any] = {"seed": 5, "max_tokens": 40} | DRAWN
-    alone = chat(client, **wish).choices[0].message.content
-    assert alone != chat(client, **wish | {"seed": 6}).choices[0].message.content
+    options: dict[str, Any] = {"seed": 5, "max_tokens": 40} | DRAWN
+    alone = chat(client, **options).choices[0].message.content
+    assert alone != chat(client, **options | {"seed": 6}).choices[0].message.content
     others = [
-        threading.Thread(target=chat, args=(client,), kwargs={"temperature": 1.0, "max_tokens": 60, "n": 1 + i % 3}) for i in range(5)
+        threading.Thread(target=chat, args=(client,), kwargs={"temperature": 1.0, "max_tokens": 60, "n": 1 + i % 3})
+        for i in range(5)
     ]
     for other in others:
         other.start()
-    beside = [chat(client, **wish).choices[0].message.content for _ in range(3)]
+    beside = [chat(client, **options).choices[0].message.content for _ in range(3)]
     for other in others:
         other.join()
     assert beside == [alone] * 3
@@ -186,21 +209,29 @@ def test_a_seed_holds_whatever_runs_beside_it(client: openai.OpenAI) -> None:
 
 def test_what_streams_is_what_comes_whole_with_stop_strings_or_without(client: openai.OpenAI) -> None:
     for seed in range(4):
-        wish: dict[str, Any] = {"temperature": 2.0, "seed": seed, "max_tokens": 60}
-        whole = chat(client, **wish).choices[0].message.content
-        assert streamed(client, **wish)[0] == [whole]
+        options: dict[str, Any] = {"temperature": 2.0, "seed": seed, "max_tokens": 60}
+        whole = chat(client, **options).choices[0].message.content
+        assert streamed(client, **options)[0] == [whole]
         stop = whole[len(whole) // 2 :][:2]
-        stopped = chat(client, stop=[stop], **wish).choices[0]
+        stopped = chat(client, stop=[stop], **options).choices[0]
         assert stopped.message.content == whole[: whole.find(stop)] and stopped.finish_reason == "stop"
-        assert streamed(client, stop=[stop], **wish)[0] == [stopped.message.content]
-        kept = chat(client, stop=[stop], extra_body={"include_stop_str_in_output": True}, **wish).choices[0].message.content
+        assert streamed(client, stop=[stop], **options)[0] == [stopped.message.content]
+        kept = (
+            chat(client, stop=[stop], extra_body={"include_stop_str_in_output": True}, **options)
+            .choices[0]
+            .message.content
+        )
         assert kept == stopped.message.content + stop
 
 
 def test_other_systems_parameters_work(client: openai.OpenAI) -> None:
     long = chat(client, max_tokens=40, extra_body={"min_tokens": 40})
     assert long.usage.completion_tokens == 40
-    shown = chat(client, max_tokens=40, extra_body={"skip_special_tokens": False, "ignore_eos": True}).choices[0].message.content
+    shown = (
+        chat(client, max_tokens=40, extra_body={"skip_special_tokens": False, "ignore_eos": True})
+        .choices[0]
+        .message.content
+    )
     assert "<|im_end|>" in shown
     first = chat(client, logprobs=True, max_tokens=3).choices[0].logprobs.content[0]
     again = chat(client, max_tokens=3, extra_body={"repetition_penalty": 5.0}).choices[0].message.content
@@ -213,10 +244,18 @@ def test_a_penalty_that_leaves_float32_is_refused_and_the_ends_of_every_range_do
         with pytest.raises(openai.BadRequestError, match="repetition_penalty"):
             chat(client, extra_body={"repetition_penalty": penalty})
     for least in (True, False):
-        ends = {"presence_penalty": -2, "frequency_penalty": -2, "temperature": 5e-324, "top_p": 5e-324, "logit_bias": {"5": -100}}
+        ends = {
+            "presence_penalty": -2,
+            "frequency_penalty": -2,
+            "temperature": 5e-324,
+            "top_p": 5e-324,
+            "logit_bias": {"5": -100},
+        }
         rest = {"presence_penalty": 2, "frequency_penalty": 2, "temperature": 2, "top_p": 1, "logit_bias": {"5": 100}}
         extra = (
-            {"repetition_penalty": 0.01, "min_p": 5e-324, "top_k": 1} if least else {"repetition_penalty": 10, "min_p": 1, "top_k": 1 << 30}
+            {"repetition_penalty": 0.01, "min_p": 5e-324, "top_k": 1}
+            if least
+            else {"repetition_penalty": 10, "min_p": 1, "top_k": 1 << 30}
         )
         chat(client, max_tokens=20, extra_body=extra | {"ignore_eos": True}, **(ends if least else rest))
     assert chat(client).choices[0].message.content == before
@@ -254,7 +293,9 @@ def test_a_client_that_goes_away_leaves_nothing_running(client: openai.OpenAI, s
                 http.post(f"{client.base_url}chat/completions", json=body, timeout=1.0)
     until(False)
     tokens = [
-        line for line in httpx.get(f"{str(client.base_url)[:-4]}/metrics").text.splitlines() if line.startswith("upbeat_gateway_active")
+        line
+        for line in httpx.get(f"{str(client.base_url)[:-4]}/metrics").text.splitlines()
+        if line.startswith("upbeat_gateway_active")
     ]
     assert tokens and float(tokens[0].split()[1]) == 0
 
@@ -282,9 +323,13 @@ def test_a_prompt_of_two_megabytes_is_too_long_at_once_and_nobody_waits_for_that
                 content = json.dumps(body).encode()
                 for _ in range(4):
                     began = time.monotonic()
-                    answer = http.post(f"{root}/v1/{path}", content=content, headers={"Content-Type": "application/json"})
+                    answer = http.post(
+                        f"{root}/v1/{path}", content=content, headers={"Content-Type": "application/json"}
+                    )
                     took.append(time.monotonic() - began)
-                    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), answer.text
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), (
+                        answer.text
+                    )
         finally:
             done.set()
             thread.join()

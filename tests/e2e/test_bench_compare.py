@@ -22,7 +22,9 @@ def test_two_policies_are_compared_in_turns_and_the_report_has_both(tmp_path: Pa
     files = []
     for policy in ("balanced", "recompute"):
         files.append(tmp_path / f"{policy}.yaml")
-        files[-1].write_text(yaml.safe_dump({"upbeat": {"policy": policy, "model": str(MODEL), "hbm_gib": 0.25, "dram_gib": 0.25}}))
+        files[-1].write_text(
+            yaml.safe_dump({"upbeat": {"policy": policy, "model": str(MODEL), "hbm_gib": 0.25, "dram_gib": 0.25}})
+        )
     load = {
         "trace": "trace.jsonl",
         "min_turns": 3,
@@ -52,7 +54,9 @@ def test_two_policies_are_compared_in_turns_and_the_report_has_both(tmp_path: Pa
     document = json.loads((tmp_path / "out.json").read_text())
     assert [p["label"] for p in document["points"]] == ["2 users", "3 users"]
     for label in ("2 users", "3 users"):
-        (kept,), (computed,) = (document["targets"][name]["points"][label]["runs"] for name in ("balanced", "recompute"))
+        (kept,), (computed,) = (
+            document["targets"][name]["points"][label]["runs"] for name in ("balanced", "recompute")
+        )
         assert kept["failed"] == computed["failed"] == 0 and kept["slo_attainment"] == 1.0
         assert kept["cached_share_returning"] > 0.5 and computed["cached_share_returning"] == 0.0
         assert kept["hints"]["accepted"] > 0 and computed["hints"]["sent"] == 0

@@ -1,4 +1,5 @@
-"""The three cases of SYMPHONY, section 3.4, on a whole stack: what the API says of residency, and what the workers' metrics count."""
+"""The three cases of SYMPHONY, section 3.4, on a whole stack: what the API says of residency, and what the workers'
+metrics count."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 from loadtest.stack import Stack
-from runtime.config import load_config
+from runtime.config_file import load_config
 from runtime.model_config import load_config as load_model_config
 from tests.e2e.chat import Chat, script
 
@@ -28,7 +29,9 @@ def lines(seed: int) -> list[str]:
     """What the user says in two turns, the first half a dozen chunks long; no two sessions share a chunk."""
     opening, question = script(seed)[:2]
     return [
-        f"This is talk {seed}. " + "Please keep all of this in mind while we talk, because I will come back to it later. " * 18 + opening,
+        f"This is talk {seed}. "
+        + "Please keep all of this in mind while we talk, because I will come back to it later. " * 18
+        + opening,
         question,
     ]
 
@@ -83,7 +86,11 @@ def whole(stack: Stack, session: str, node: str, tier: str) -> list[int]:
 
 def metrics(stack: Stack, number: int) -> dict[str, float]:
     """A worker's samples by name and labels, without `upbeat_worker_`."""
-    host, _, port = load_config(stack.config_file, {"nodes": {"count": stack.nodes}}).device(number, 0).worker_address.rpartition(":")
+    host, _, port = (
+        load_config(stack.config_file, {"nodes": {"count": stack.nodes}})
+        .device(number, 0)
+        .worker_address.rpartition(":")
+    )
     lines = httpx.get(f"http://{host}:{int(port) + 2}/metrics", timeout=10).text.splitlines()
     samples = (line.rpartition(" ") for line in lines if line.startswith("upbeat_worker_"))
     return {name.removeprefix("upbeat_worker_"): float(value) for name, _, value in samples}
@@ -104,12 +111,16 @@ def flood(stack: Stack, answer_tokens: int) -> dict[str, Any]:
     tokens = (int(pages / LAYERS * 0.95) - 2) * CHUNK
     body = {"model": stack.model_name(), "prompt": [5 + i % 900 for i in range(tokens - answer_tokens)]}
     settings = {"max_tokens": answer_tokens, "temperature": 0, "ignore_eos": True}
-    reply = httpx.post(f"{stack.url}/v1/completions", json=body | settings, headers={"X-Upbeat-Node": "node-1"}, timeout=120)
+    reply = httpx.post(
+        f"{stack.url}/v1/completions", json=body | settings, headers={"X-Upbeat-Node": "node-1"}, timeout=120
+    )
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
 
-def test_case_1_a_hint_brings_everything_into_hbm_and_the_request_loads_nothing(cold: Callable[[int], list[str]], stack: Stack) -> None:
+def test_case_1_a_hint_brings_everything_into_hbm_and_the_request_loads_nothing(
+    cold: Callable[[int], list[str]], stack: Stack
+) -> None:
     chat = opened(stack, 1)
     chat.advise("node-1")
     held = until(lambda: whole(stack, "s1", "node-1", "hbm"))
@@ -141,14 +152,17 @@ def test_case_2_under_pressure_last_layers_are_purged_for_nothing_and_only_they_
     purged = sum(map(sum, full.values())) - sum(map(sum, left.values()))
     assert pressed['evicted_bytes_total{reason="advised",tier="hbm"}'] == purged * page
     flooded = (usage["prompt_tokens"] + usage["completion_tokens"] - 1) // CHUNK
-    until(lambda: metrics(stack, 1)["saved_bytes_total"] == before["saved_bytes_total"] + flooded * LAYERS * page)  # only its own chunks
+    # only its own chunks
+    until(lambda: metrics(stack, 1)["saved_bytes_total"] == before["saved_bytes_total"] + flooded * LAYERS * page)
     assert all(whole(stack, f"s{seed}", "node-1", "dram") for seed in chats)
     for seed, chat in chats.items():
         missing = sum(full[seed]) - sum(layers_in(stack, f"s{seed}", "node-1", "hbm"))
         loaded = metrics(stack, 1)['loaded_bytes_total{for="demand"}']
         answer = chat.say(lines(seed)[1], "node-1")
         assert answer.text == cold(seed)[1] and answer.cached_tokens == full[seed][0] * CHUNK
-        assert metrics(stack, 1)['loaded_bytes_total{for="demand"}'] - loaded == missing * page, "what stayed is used in place"
+        assert metrics(stack, 1)['loaded_bytes_total{for="demand"}'] - loaded == missing * page, (
+            "what stayed is used in place"
+        )
 
 
 def test_case_3_without_free_hbm_the_cache_waits_in_dram_and_no_running_request_is_disturbed(
@@ -158,7 +172,13 @@ def test_case_3_without_free_hbm_the_cache_waits_in_dram_and_no_running_request_
     expected = flood(stack, 600)["choices"][0]["text"]
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(flood, stack, 600)
-        until(lambda: any(n["running"] for n in httpx.get(f"{stack.url}/v1/fleet", timeout=10).json()["nodes"] if n["node"] == "node-1"))
+        until(
+            lambda: any(
+                n["running"]
+                for n in httpx.get(f"{stack.url}/v1/fleet", timeout=10).json()["nodes"]
+                if n["node"] == "node-1"
+            )
+        )
         for seed, chat in chats.items():
             chat.advise("node-1")
             until(lambda seed=seed: whole(stack, f"s{seed}", "node-1", "dram"))

@@ -1,4 +1,5 @@
-"""Two devices on one node: conversations run on both, move between them through the node's DRAM, and outlive a worker."""
+"""Two devices on one node: conversations run on both, move between them through the node's DRAM, and outlive a
+worker."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def until(what: str, condition: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
-def test_conversations_spread_over_both_devices_and_say_what_they_say_alone(cold: Callable[[int], list[str]], stack: Stack) -> None:
+def test_conversations_spread_over_both_devices_and_say_what_they_say_alone(
+    cold: Callable[[int], list[str]], stack: Stack
+) -> None:
     expected = cold(1)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         each = [pool.submit(converse, Chat(stack.url, f"beside-{n}"), script(1, 4)) for n in range(6)]
@@ -93,7 +96,9 @@ def test_turns_that_alternate_between_the_devices_find_their_cache_in_the_nodes_
     assert [node["node"] for node in info["nodes"]] == ["node-0"] == info["held_by"]
 
 
-def test_a_hint_brings_the_cache_into_the_hbm_of_the_device_that_is_to_answer(cold: Callable[[int], list[str]], stack: Stack) -> None:
+def test_a_hint_brings_the_cache_into_the_hbm_of_the_device_that_is_to_answer(
+    cold: Callable[[int], list[str]], stack: Stack
+) -> None:
     chat, lines = Chat(stack.url, "hinted"), script(3, 4)
     answers = [chat.say(lines[0], "node-0/0")]
     settled(stack.url, "hinted", "dram", "node-0")
@@ -109,10 +114,14 @@ def test_a_hint_brings_the_cache_into_the_hbm_of_the_device_that_is_to_answer(co
 
 def _hinted(stack: Stack) -> dict[str, float]:
     """Bytes that hints have brought into each device's HBM."""
-    return {device: said.get('upbeat_worker_loaded_bytes_total{for="hint"}', 0.0) for device, said in samples(stack).items()}
+    return {
+        device: said.get('upbeat_worker_loaded_bytes_total{for="hint"}', 0.0) for device, said in samples(stack).items()
+    }
 
 
-def test_a_killed_worker_leaves_the_other_device_in_service_and_comes_back(cold: Callable[[int], list[str]], stack: Stack) -> None:
+def test_a_killed_worker_leaves_the_other_device_in_service_and_comes_back(
+    cold: Callable[[int], list[str]], stack: Stack
+) -> None:
     chat, lines = Chat(stack.url, "killed"), script(4, 4)
     answers = [chat.say(lines[0], "node-0/1")]
     settled(stack.url, "killed", "dram", "node-0")

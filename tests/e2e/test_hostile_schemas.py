@@ -1,4 +1,5 @@
-"""A tenant whose schemas hang, crash or eat what compiles them is refused; the node's other tenants do not notice. A whole stack."""
+"""A tenant whose schemas hang, crash or eat what compiles them is refused; the node's other tenants do not notice. A
+whole stack."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     settings = {"gateway": {"api_keys": [{"key": key, "tenant": tenant} for tenant, key in KEYS.items()]}}
-    with Stack(model=MODEL, nodes=1, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.25, dram_gib=0.25, settings=settings) as made:
+    with Stack(
+        model=MODEL, nodes=1, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.25, dram_gib=0.25, settings=settings
+    ) as made:
         yield made
 
 
@@ -34,7 +37,9 @@ def ask(stack: Stack, tenant: str, **more: Any) -> tuple[httpx.Response, float]:
     messages = [{"role": "user", "content": "What is my name?"}]
     body = {"model": "upbeat-demo", "messages": messages, "temperature": 0, "max_tokens": 24, **more}
     began = time.monotonic()
-    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {KEYS[tenant]}"}, timeout=60)
+    answer = httpx.post(
+        f"{stack.url}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {KEYS[tenant]}"}, timeout=60
+    )
     return answer, time.monotonic() - began
 
 
@@ -62,10 +67,18 @@ def test_every_hostile_schema_is_refused_within_seconds_and_again_at_once(stack:
     for schema in (patterns(20), patterns(24), patterns(200), references(6000)):
         answer, took = ask(stack, "attacker", response_format=format_of(schema))
         assert answer.status_code == 400 and took < 5, answer.text
-        assert answer.json()["error"]["param"] == "response_format" and answer.json()["error"]["code"] == "unsupported_schema"
+        assert (
+            answer.json()["error"]["param"] == "response_format"
+            and answer.json()["error"]["code"] == "unsupported_schema"
+        )
         again, took = ask(stack, "attacker", response_format=format_of(schema))
         assert again.json()["error"] == answer.json()["error"] and took < 0.5
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": patterns(24)}}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": patterns(24)}}},
+        }
+    ]
     answer, took = ask(stack, "attacker", tools=tools)
     assert answer.status_code == 400 and took < 5 and answer.json()["error"]["param"].startswith("tools")
     answer, _ = ask(stack, "attacker", response_format={"type": "json_object"})
@@ -77,10 +90,10 @@ def test_other_tenants_keep_their_pace_meanwhile(stack: Stack) -> None:
     plain: dict[str, Any] = {}
     guided = {"response_format": {"type": "json_object"}, "max_tokens": 8}
 
-    def times(wish: dict[str, Any], texts: set[str]) -> float:
+    def times(options: dict[str, Any], texts: set[str]) -> float:
         taken = []
         for _ in range(12):
-            answer, took = ask(stack, "victim", **wish)
+            answer, took = ask(stack, "victim", **options)
             assert answer.status_code == 200, answer.text
             texts.add(json.dumps(answer.json()["choices"]))
             taken.append(took)

@@ -36,7 +36,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def stack(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """As many nodes as models: one each, in order."""
-    with Stack(models=models, nodes=2, directory=tmp_path_factory.mktemp("stack"), settings=ALWAYS_LOAD, **SIZES) as made:
+    with Stack(
+        models=models, nodes=2, directory=tmp_path_factory.mktemp("stack"), settings=ALWAYS_LOAD, **SIZES
+    ) as made:
         yield made
 
 
@@ -68,7 +70,9 @@ def test_each_model_answers_by_its_name_as_it_does_alone(stack: Stack, models: d
         said[name] = [answer.text for answer in answers]
     assert said["small"] != said["large"]
     with Stack(model=models["large"], nodes=1, **SIZES) as alone:
-        assert [Chat(alone.url, f"s{turn}", max_tokens=8).say(line).text for turn, line in enumerate(lines)] == said["large"]
+        assert [Chat(alone.url, f"s{turn}", max_tokens=8).say(line).text for turn, line in enumerate(lines)] == said[
+            "large"
+        ]
 
 
 def test_a_model_that_is_not_registered_does_not_exist(stack: Stack) -> None:
@@ -81,7 +85,9 @@ def test_a_node_that_has_another_model_says_so_at_once(stack: Stack) -> None:
     pinned = {"model": "large", "messages": [{"role": "user", "content": "x"}]}
     answer = httpx.post(f"{stack.url}/v1/chat/completions", json=pinned, headers={"X-Upbeat-Node": "node-0"}, timeout=5)
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "X-Upbeat-Node") and "node-0 has no model 'large'" in error["message"]
+    assert (answer.status_code, error["param"]) == (400, "X-Upbeat-Node") and "node-0 has no model 'large'" in error[
+        "message"
+    ]
 
 
 def test_the_command_line_lists_them_with_nodes_and_bytes(stack: Stack) -> None:

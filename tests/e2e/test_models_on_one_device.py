@@ -32,7 +32,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def stack(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(models=models, nodes=1, directory=tmp_path_factory.mktemp("stack"), settings=ALWAYS_LOAD, **SIZES) as made:
+    with Stack(
+        models=models, nodes=1, directory=tmp_path_factory.mktemp("stack"), settings=ALWAYS_LOAD, **SIZES
+    ) as made:
         yield made
 
 
@@ -60,7 +62,9 @@ def kept(stack: Stack, session: str) -> None:
 def test_both_answer_by_name_at_once_and_as_they_do_alone(stack: Stack, models: dict[str, Path]) -> None:
     lines = script(1)[:3]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        asked = {(name, n): pool.submit(talk, stack.url, name, f"{name}-{n}", lines) for name in NAMES for n in range(4)}
+        asked = {
+            (name, n): pool.submit(talk, stack.url, name, f"{name}-{n}", lines) for name in NAMES for n in range(4)
+        }
         said = {who: each.result() for who, each in asked.items()}
     for name in NAMES:
         with Stack(model=models[name], nodes=1, **SIZES) as alone:
@@ -73,7 +77,9 @@ def test_each_reads_and_spells_with_its_own_tokenizer_and_lengths(stack: Stack) 
     for name in NAMES:
         answer = httpx.post(f"{stack.url}/tokenize", json={"model": name, "prompt": "hello there"}, timeout=10).json()
         assert answer["count"] > 0 and answer["max_model_len"] > 0
-        text = httpx.post(f"{stack.url}/detokenize", json={"model": name, "tokens": answer["tokens"]}, timeout=10).json()["prompt"]
+        text = httpx.post(
+            f"{stack.url}/detokenize", json={"model": name, "tokens": answer["tokens"]}, timeout=10
+        ).json()["prompt"]
         assert text == "hello there"
     listed = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"]
     assert [(m["id"], m["state"]) for m in listed] == [(name, "active") for name in NAMES]

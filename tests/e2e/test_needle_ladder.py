@@ -1,4 +1,5 @@
-"""A fact a session, many sessions at a time: the same answers without a cache, cold, warm and after a restart, and no fact of another."""
+"""A fact a session, many sessions at a time: the same answers without a cache, cold, warm and after a restart, and no
+fact of another."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def test_a_leak_and_a_changed_answer_are_told() -> None:
 
     mixed_up = exact | {(sessions[0].session_id, 0): sessions[1].answers[0]}
     wrong = exact | {(sessions[0].session_id, 0): "The code of the garage is 1."}
-    counted = ladder.figures(sessions, [arm("off", exact), arm("cold", mixed_up), arm("warm", wrong), arm("restarted", exact)])
+    counted = ladder.figures(
+        sessions, [arm("off", exact), arm("cold", mixed_up), arm("warm", wrong), arm("restarted", exact)]
+    )
     assert [a["leaked"] for a in counted.values()] == [0, 1, 0, 0]
     assert [a["identical"] for a in counted.values()] == [60, 59, 59, 60]
     verdicts = list(ladder.verdicts(counted).values())

@@ -32,7 +32,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(280)]
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     keys = [{"key": hashed(KEYS["a"]), "tenant": "a"}, {"key": KEYS["b"], "tenant": "b"}]
     settings = {"gateway": {"api_keys": keys, "processes": 2}}
-    with Stack(model=MODEL, nodes=1, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.25, dram_gib=0.25, settings=settings) as made:
+    with Stack(
+        model=MODEL, nodes=1, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.25, dram_gib=0.25, settings=settings
+    ) as made:
         yield made
 
 
@@ -43,7 +45,12 @@ def ask(stack: Stack, tenant: str, method: str, path: str, body: Any = None) -> 
 
 
 def cached_tokens(stack: Stack, tenant: str) -> int:
-    body = {"model": "upbeat-demo", "messages": [{"role": "user", "content": ASKED}], "session_id": SESSION, "max_tokens": 8}
+    body = {
+        "model": "upbeat-demo",
+        "messages": [{"role": "user", "content": ASKED}],
+        "session_id": SESSION,
+        "max_tokens": 8,
+    }
     answer = ask(stack, tenant, "POST", "/v1/chat/completions", body)
     assert answer.status_code == 200, answer.text
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
@@ -77,13 +84,22 @@ def test_both_processes_serve_and_one_that_dies_comes_back(stack: Stack) -> None
             text = httpx.get(f"{stack.url}/metrics", timeout=10).text
         except httpx.HTTPError:
             return set()
-        return {n for n, streams in re.findall(r'upbeat_gateway_worker_streams\{process="(\d)"\} (\S+)', text) if float(streams) == 1}
+        return {
+            n
+            for n, streams in re.findall(r'upbeat_gateway_worker_streams\{process="(\d)"\} (\S+)', text)
+            if float(streams) == 1
+        }
 
     until(lambda: seen() == {"0", "1"})
     pids = json.loads((stack.run_dir / "pids.json").read_text())
     assert {"gateway", "gateway-1"} <= set(pids)
     os.kill(pids["gateway-1"], signal.SIGKILL)
-    until(lambda: json.loads((stack.run_dir / "pids.json").read_text()).get("gateway-1", pids["gateway-1"]) != pids["gateway-1"])
+    until(
+        lambda: (
+            json.loads((stack.run_dir / "pids.json").read_text()).get("gateway-1", pids["gateway-1"])
+            != pids["gateway-1"]
+        )
+    )
     until(lambda: seen() == {"0", "1"})
     assert cached_tokens(stack, "a") >= 0
 

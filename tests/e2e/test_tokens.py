@@ -1,4 +1,5 @@
-"""`/tokenize` and `/detokenize` through a whole stack: transformers' ids, and the counts that the model is billed for."""
+"""`/tokenize` and `/detokenize` through a whole stack: transformers' ids, and the counts that the model is billed
+for."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from transformers import AutoTokenizer
 from loadtest.stack import Stack
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
 TALK = [{"role": "user", "content": "Grüße, 世界 🦊! <|im_end|>\nWhat is it?"}]
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
@@ -23,7 +27,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     keys = [{"key": "key-of-tenant-a", "tenant": "a"}, {"key": "key-of-tenant-b", "tenant": "b"}]
     settings = {"gateway": {"api_keys": keys}}
-    with Stack(model=DEMO, nodes=2, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.25, dram_gib=0.25, settings=settings) as stack:
+    with Stack(
+        model=DEMO, nodes=2, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.25, dram_gib=0.25, settings=settings
+    ) as stack:
         headers = {"Authorization": "Bearer key-of-tenant-a"}
         with httpx.Client(base_url=stack.url, headers=headers, timeout=60) as client:
             yield client
@@ -78,7 +84,11 @@ def test_it_needs_a_key_and_refuses_what_is_wrong(http: httpx.Client) -> None:
         ("/detokenize", {"tokens": [1 << 30]}, "tokens"),
         ("/detokenize", {"tokens": [1] * 200_000}, "tokens"),
         ("/tokenize", {"prompt": "x", "nonsense": 1}, "nonsense"),
-        ("/tokenize", {"messages": TALK, "add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        (
+            "/tokenize",
+            {"messages": TALK, "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
     ):
         answer = http.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

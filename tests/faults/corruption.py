@@ -1,8 +1,9 @@
 """Damaged objects, read by a store: which damage it noticed, and that it served nothing else.
 
-One batch is one life of a real `Node` in this process, without gRPC: objects are put on its SSD and into its blob tier as an earlier
-life would have left them, damaged before it starts or while it runs, and then all are loaded. A load either ends without the
-chunk, whose copy is then deleted, or brings exactly the bytes that were saved, which only damage outside all pieces allows.
+One batch is one life of a real `StoreNode` in this process, without gRPC: objects are put on its SSD and into its blob
+tier as an earlier life would have left them, damaged before it starts or while it runs, and then all are loaded. A load
+either ends without the chunk, whose copy is then deleted, or brings exactly the bytes that were saved, which only
+damage outside all pieces allows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contracts.kv import KvShape
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.instructions import WriteSsd
-from kvstore.node import Node
+from kvstore.node import StoreNode
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.file_io import ThreadFileIo
@@ -26,7 +27,8 @@ from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.ssd import SsdTier, folder_name
 from runtime import telemetry
 from runtime.clock import RealClock
-from runtime.config import Config, load_config
+from runtime.config import Config
+from runtime.config_file import load_config
 from runtime.directory_lock import DirectoryLock
 from runtime.service import Tasks
 from tests.faults import damage
@@ -53,12 +55,15 @@ class Pristine:
     def harmed(self, data: bytes, first: int) -> bool:
         """Whether any piece, from layer `first` on, of the object with these bytes differs from what was saved."""
         starts = [piece_offset(self.shape, layer) for layer in range(self.shape.layers)]
-        return any(data[at : at + len(piece)] != piece for at, piece in list(zip(starts, self.pieces, strict=True))[first:])
+        return any(
+            data[at : at + len(piece)] != piece for at, piece in list(zip(starts, self.pieces, strict=True))[first:]
+        )
 
 
 @dataclass
 class Seen:
-    """What became of damaged objects. `harmless`: read right, as the damage was outside all pieces. `kinds`: of the detected."""
+    """What became of damaged objects. `harmless`: read right, as the damage was outside all pieces. `kinds`: of the
+    detected."""
 
     detected: int = 0
     harmless: int = 0
@@ -73,7 +78,7 @@ class Seen:
 class Reader:
     """An owner of loads that copies pieces out of the arena like a worker."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: StoreNode) -> None:
         self._node = node
         self._ends: dict[str, asyncio.Future[int]] = {}
         self._shapes: dict[str, KvShape] = {}
@@ -85,7 +90,11 @@ class Reader:
         self._shapes[name] = shape
         end = self._ends[name] = asyncio.get_running_loop().create_future()
         wants = [(key, layers)]
-        self._node.handle(ev.LoadWanted((OWNER, name), ev.LoadKind.DEMAND, None, shape.fingerprint, wants, (), 0, self._node.clock.now()))
+        self._node.handle(
+            ev.LoadWanted(
+                (OWNER, name), ev.LoadKind.DEMAND, None, shape.fingerprint, wants, (), 0, self._node.clock.now()
+            )
+        )
         return await asyncio.wait_for(end, LIMIT_S)
 
     def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
@@ -124,7 +133,7 @@ def write_pristine(directory: Path, seed: int) -> list[Pristine]:
     return made
 
 
-class House:
+class Harness:
     """Where the batches run."""
 
     def __init__(self, directory: Path, first_port: int, seed: int) -> None:
@@ -157,7 +166,7 @@ class House:
         held = {path: path.read_bytes() for path in files}
         tasks = Tasks()
         lock = DirectoryLock(self._config.node(0).directory / "lock", "store")
-        node = Node(self._config, 0, RealClock(), tasks, lock)
+        node = StoreNode(self._config, 0, RealClock(), tasks, lock)
         reader = Reader(node)
         before, detected = _counted(), seen.detected
         try:
@@ -189,7 +198,8 @@ class House:
         assert _counted() - before >= seen.detected - detected, "damage was detected and not counted"
 
     def _damage(self, rng: random.Random, files: dict[Path, Pristine]) -> dict[Path, str]:
-        """Damage nearly all; what was done to each. Objects that are damaged together belong to one tier and one model."""
+        """Damage nearly all; what was done to each. Objects that are damaged together belong to one tier and one
+        model."""
         kinds: dict[Path, str] = {}
         groups: dict[Path, list[Path]] = {}
         for path in files:
@@ -203,7 +213,18 @@ class House:
                     left.remove(path)
         return kinds
 
-    def _judge(self, path: Path, chunk: Pristine, held: bytes, whole: bool, kind: str, reader: Reader, seen: Seen, *, early: bool) -> None:
+    def _judge(
+        self,
+        path: Path,
+        chunk: Pristine,
+        held: bytes,
+        whole: bool,
+        kind: str,
+        reader: Reader,
+        seen: Seen,
+        *,
+        early: bool,
+    ) -> None:
         what = f"{kind or 'nothing'} {'before' if early else 'after'} the start, {path}"
         for layer, piece in enumerate(chunk.pieces):
             got = reader.pieces.get((chunk.key.hex(), layer))
@@ -224,10 +245,10 @@ class House:
 
 async def corrupt(directory: Path, first_port: int, seed: int, wanted: int) -> Seen:
     """So many damaged objects that were noticed. Raises AssertionError with the seed when something else was."""
-    house, seen, number = House(directory, first_port, seed), Seen(), 0
+    harness, seen, number = Harness(directory, first_port, seed), Seen(), 0
     while seen.detected < wanted:
         try:
-            await house.batch(random.Random(f"{seed}/{number}"), seen)
+            await harness.batch(random.Random(f"{seed}/{number}"), seen)
         except BaseException as e:
             e.add_note(f"UPBEAT_FAULTS_SEED={seed}, batch {number}")
             raise
@@ -254,4 +275,6 @@ def _counted() -> int:
     read = telemetry.REGISTRY.get_sample_value
     total = read("upbeat_kvstore_events_total", {"what": "ssd_files_deleted_at_start"}) or 0
     total += read("upbeat_kvstore_events_total", {"what": "blob_headers_damaged"}) or 0
-    return int(total + sum(read("upbeat_kvstore_checksum_failures_total", {"source": tier}) or 0 for tier in ("ssd", "blob")))
+    return int(
+        total + sum(read("upbeat_kvstore_checksum_failures_total", {"source": tier}) or 0 for tier in ("ssd", "blob"))
+    )

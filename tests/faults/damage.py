@@ -1,4 +1,5 @@
-"""Ways in which the bytes of stored objects go bad, at random. Each function changes at least one byte, length or name."""
+"""Ways in which the bytes of stored objects go bad, at random. Each function changes at least one byte, length or
+name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""One cycle of a store's death: a life that ends at a failpoint in the middle of work, and the next one, in which every byte is checked.
+"""One cycle of a store's death: a life that ends at a failpoint in the middle of work, and the next one, in which every
+byte is checked.
 
-A cycle begins with what an earlier life left behind (`Before`: sessions on the SSD, sessions that only the blob tier has, sessions to
-be erased), so that recovery, reads and deletions have something to do. Content is random and known to the test by chunk key.
+A cycle begins with what an earlier life left behind (`Before`: sessions on the SSD, sessions that only the blob tier
+has, sessions to be erased), so that recovery, reads and deletions have something to do. Content is random and known to
+the test by chunk key.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 from kvstore.tiers.format import decode_header, header_length, object_bytes, piece_offset
 from kvstore.tiers.manifests import decode_manifest
-from runtime.config import dump_config, load_config
+from runtime.config_file import dump_config, load_config
 from tests.kvstore.conftest import Stack
 from tests.kvstore.fake_scheduler import FakeScheduler
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_chunks, make_manifest, make_shape
@@ -155,9 +157,12 @@ async def prepare(lane: Lane) -> Known:
 
 
 class Life:
-    """Work of a store until it dies. Steps come in random order, again and again; each one checks every byte that it is given."""
+    """Work of a store until it dies. Steps come in random order, again and again; each one checks every byte that it is
+    given."""
 
-    def __init__(self, lane: Lane, known: Known, worker: FakeWorker, scheduler: FakeScheduler, rng: random.Random) -> None:
+    def __init__(
+        self, lane: Lane, known: Known, worker: FakeWorker, scheduler: FakeScheduler, rng: random.Random
+    ) -> None:
         self.lane = lane
         self.known = known
         self.worker = worker
@@ -222,7 +227,9 @@ class Life:
     async def advise(self) -> None:
         """A hint, whose load nobody waits for."""
         session = self.rng.choice(list(self.known.sessions.values()))
-        await self.scheduler.tell("node-0", prefetch=pb.PrefetchCommand(advisory=common_pb2.Advisory(session=session_to_wire(session.key))))
+        await self.scheduler.tell(
+            "node-0", prefetch=pb.PrefetchCommand(advisory=common_pb2.Advisory(session=session_to_wire(session.key)))
+        )
 
     async def erase(self) -> None:
         """A session disappears from every tier; on return all of it is gone."""
@@ -278,7 +285,8 @@ async def until_death(process: subprocess.Popen[bytes], work: Awaitable[None]) -
 
 
 def check_files(lane: Lane, known: Known) -> None:
-    """Whatever has its final name is whole and true: a kill tears nothing. Staged files are made old enough to be removed."""
+    """Whatever has its final name is whole and true: a kill tears nothing. Staged files are made old enough to be
+    removed."""
     for name, paths in lane.objects().items():
         for path in paths:
             if _STAGED.search(name):
@@ -303,15 +311,23 @@ async def verify(lane: Lane, known: Known, scheduler: FakeScheduler) -> int:
     """The next life: load all that can be loaded and compare; how many pieces that were."""
     pieces = 0
     async with FakeWorker(lane.stack.address(0), SHAPES) as worker:
-        shapes = {key: s.shape for s in (*known.sessions.values(), *known.erased, known.erasing) if s for key in s.chunks}
+        shapes = {
+            key: s.shape for s in (*known.sessions.values(), *known.erased, known.erasing) if s for key in s.chunks
+        }
         gone = {key for s in known.erased for key in s.chunks}
-        sessions = await asyncio.gather(*(_load(worker, known, s.shape, list(s.chunks), s) for s in known.sessions.values()))
-        pieces += sum(loaded.usable * s.shape.layers for loaded, s in zip(sessions, known.sessions.values(), strict=True))
+        sessions = await asyncio.gather(
+            *(_load(worker, known, s.shape, list(s.chunks), s) for s in known.sessions.values())
+        )
+        pieces += sum(
+            loaded.usable * s.shape.layers for loaded, s in zip(sessions, known.sessions.values(), strict=True)
+        )
         single = await asyncio.gather(*(_load(worker, known, shape, [key]) for key, shape in shapes.items()))
         for (key, shape), loaded in zip(shapes.items(), single, strict=True):
             assert key not in gone or loaded.usable == 0, f"erased chunk {key.hex()} came back"
             being_erased = known.erasing is not None and key in known.erasing.chunks
-            assert key not in known.durable or key in gone or being_erased or loaded.usable == 1, f"durable chunk {key.hex()} is lost"
+            assert key not in known.durable or key in gone or being_erased or loaded.usable == 1, (
+                f"durable chunk {key.hex()} is lost"
+            )
             pieces += loaded.usable * shape.layers
         if known.erasing is not None:
             await erase(lane, scheduler, known.erasing)
@@ -323,7 +339,9 @@ async def verify(lane: Lane, known: Known, scheduler: FakeScheduler) -> int:
     return pieces
 
 
-async def _load(worker: FakeWorker, known: Known, shape: KvShape, keys: list[bytes], session: Session | None = None) -> Loaded:
+async def _load(
+    worker: FakeWorker, known: Known, shape: KvShape, keys: list[bytes], session: Session | None = None
+) -> Loaded:
     loaded = await worker.load(shape, keys, session=session.key if session else None, limit_s=LIMIT_S)
     known.check(loaded, keys)
     assert all((i, layer) in loaded.pieces for i in range(loaded.usable) for layer in range(shape.layers)), (
@@ -336,7 +354,11 @@ async def _until_blob_has_all(lane: Lane, known: Known) -> None:
     """What the SSD has of sessions with a manifest and the blob tier lacks, since it died, is written now."""
 
     def owed() -> set[str]:
-        manifests = [decode_manifest(p.read_bytes()) for p in (lane.blob / "manifests").rglob("*") if p.is_file() and "#" not in p.name]
+        manifests = [
+            decode_manifest(p.read_bytes())
+            for p in (lane.blob / "manifests").rglob("*")
+            if p.is_file() and "#" not in p.name
+        ]
         named = {key.hex() for manifest in manifests for key in manifest.keys}
         return named & {p.name for p in lane.ssd.rglob("*")} - {p.name for p in (lane.blob / "chunks").rglob("*")}
 

@@ -4,8 +4,9 @@
     node 1 ── ub0 ──┤ router (a namespace) ── this process
     ...             ┘
 
-A cut is a rule of the router that drops what one node sends to another, without a word to either. This process reaches every
-node always. Needs root, `ip`, and for slow links `tc`; nothing of it is visible outside but one interface and one route.
+A cut is a rule of the router that drops what one node sends to another, without a word to either. This process reaches
+every node always. Needs root, `ip`, and for slow links `tc`; nothing of it is visible outside but one interface and one
+route.
 """
 
 from __future__ import annotations
@@ -73,10 +74,27 @@ class Network:
     def __enter__(self) -> Network:
         try:
             _ip("netns", "add", self._router)
-            subprocess.run(["ip", "netns", "exec", self._router, "sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True, capture_output=True)
+            subprocess.run(
+                ["ip", "netns", "exec", self._router, "sysctl", "-qw", "net.ipv4.ip_forward=1"],
+                check=True,
+                capture_output=True,
+            )
             for node in range(self._nodes):
                 _ip("netns", "add", self._name(node))
-                _ip("link", "add", INTERFACE, "netns", self._name(node), "type", "veth", "peer", "name", f"n{node}", "netns", self._router)
+                _ip(
+                    "link",
+                    "add",
+                    INTERFACE,
+                    "netns",
+                    self._name(node),
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    f"n{node}",
+                    "netns",
+                    self._router,
+                )
                 self._join(["-n", self._name(node)], INTERFACE, f"n{node}", node)
                 _ip("-n", self._name(node), "route", "add", "default", "via", f"{self._net}.{node}.{_ROUTER_HOST}")
             _ip("link", "add", self._here, "type", "veth", "peer", "name", "here", "netns", self._router)
@@ -118,13 +136,16 @@ class Network:
             self._rule("del", sender, receiver)
         self._cuts.clear()
         for node in range(self._nodes):
-            subprocess.run(["tc", "-n", self._router, "qdisc", "del", "dev", f"n{node}", "root"], capture_output=True, check=False)
+            subprocess.run(
+                ["tc", "-n", self._router, "qdisc", "del", "dev", f"n{node}", "root"], capture_output=True, check=False
+            )
 
     def _rule(self, verb: str, sender: int, receiver: int) -> None:
         _ip("-n", self._router, "rule", verb, "from", self.address(sender), "to", self.address(receiver), "blackhole")
 
     def slow(self, receiver: int, kbit: int, delay_ms: int = 0) -> None:
-        """What comes to `receiver` comes at this rate; or, where the kernel can, late by `delay_ms`. Raises NotPermitted."""
+        """What comes to `receiver` comes at this rate; or, where the kernel can, late by `delay_ms`. Raises
+        NotPermitted."""
         shape = ["tbf", "rate", f"{kbit}kbit", "burst", "32kb", "latency", "400ms"]
         if delay_ms:
             shape = ["netem", "delay", f"{delay_ms}ms"]

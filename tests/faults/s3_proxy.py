@@ -1,7 +1,9 @@
-"""A proxy before a real S3 server that answers as a sick one does. It understands HTTP/1.1 as far as object stores speak it.
+"""A proxy before a real S3 server that answers as a faulty one does. It understands HTTP/1.1 as far as object stores
+speak it.
 
-Each request is of one class (`reads`: GET and HEAD of an object, `lists`: GET of a listing, `writes`: PUT, POST and DELETE), and
-each class has a fault, or none. A connection that is being served keeps the fault that was set when its request came.
+Each request is of one class (`reads`: GET and HEAD of an object, `lists`: GET of a listing, `writes`: PUT, POST and
+DELETE), and each class has a fault, or none. A connection that is being served keeps the fault that was set when its
+request came.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from types import TracebackType
 from loadtest.stack import free_ports
 
 CLASSES = ("reads", "lists", "writes")
-#: 503; never an answer; a body that ends half-way; a length that is half or twice the body's; a kilobyte now and then; the
-#: connection is reset; nobody listens; the request is carried out and its answer lost; another, older store answers.
+#: 503; never an answer; a body that ends half-way; a length that is half or twice the body's; a kilobyte now and then;
+#: the connection is reset; nobody listens; the request is carried out and its answer lost; another, older store
+#: answers.
 FAULTS = ("503", "hang", "truncate", "short", "long", "trickle", "reset", "refuse", "lost answer", "stale")
 _HOP = ("connection", "transfer-encoding", "content-length")
 _TRICKLE_S = 0.5
 
 
 class S3Proxy:
-    """Use as a context manager. `upstream`: the server's port. `stale`: port of a server that answers for the fault "stale"."""
+    """Use as a context manager. `upstream`: the server's port. `stale`: port of a server that answers for the fault
+    "stale"."""
 
     def __init__(self, upstream: int, stale: int = 0) -> None:
         self.upstream = upstream
@@ -42,7 +46,9 @@ class S3Proxy:
         self._do(self._listen())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._do(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -103,7 +109,13 @@ class S3Proxy:
         """One request and its answer; false when the connection is of no more use."""
         head, body = await _message(reader)
         method, target = head.split(b" ", 2)[:2]
-        what = "writes" if method not in (b"GET", b"HEAD") else "lists" if b"list-type=" in target or b"prefix=" in target else "reads"
+        what = (
+            "writes"
+            if method not in (b"GET", b"HEAD")
+            else "lists"
+            if b"list-type=" in target or b"prefix=" in target
+            else "reads"
+        )
         fault = self._faults[what]
         self.seen[what, fault] += 1
         if fault == "reset":
@@ -111,12 +123,19 @@ class S3Proxy:
         if fault == "hang":
             await asyncio.sleep(3600)
         if fault == "503":
-            text = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-            writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % len(text))
+            text = (
+                b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request "
+                b"rate.</Message></Error>"
+            )
+            writer.write(
+                b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % len(text)
+            )
             writer.write(b"" if method == b"HEAD" else text)
             await writer.drain()
             return True
-        answer_head, answer = await self._ask(self.stale if fault == "stale" else self.upstream, head, body, method == b"HEAD")
+        answer_head, answer = await self._ask(
+            self.stale if fault == "stale" else self.upstream, head, body, method == b"HEAD"
+        )
         if fault == "lost answer":
             return False
         return await _send(writer, answer_head, answer, fault, method == b"HEAD")
@@ -161,7 +180,9 @@ async def _send(writer: asyncio.StreamWriter, head: bytes, body: bytes, fault: s
     return True
 
 
-async def _message(reader: asyncio.StreamReader, without_body: bool = False, answer: bool = False) -> tuple[bytes, bytes]:
+async def _message(
+    reader: asyncio.StreamReader, without_body: bool = False, answer: bool = False
+) -> tuple[bytes, bytes]:
     """(request or status line and headers, body)"""
     head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
     while answer and head.startswith(b"HTTP/1.1 1"):

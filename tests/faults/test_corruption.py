@@ -28,7 +28,9 @@ PROCESSES = 2
 WANTED = 100_000
 
 
-async def test_two_thousand_random_corruptions_are_each_detected(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+async def test_two_thousand_random_corruptions_are_each_detected(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
     seen = await corrupt(tmp_path, free_ports(10), SEED, 2000)
     assert seen.untouched
     assert {kind.partition(".")[2] for kind in seen.kinds} == {how.__name__ for how in KINDS}
@@ -53,5 +55,8 @@ async def test_a_hundred_thousand_random_corruptions_are_each_detected(
         seen = reduce(add, await asyncio.gather(*parts))
     with capsys.disabled():
         seconds = time.monotonic() - began
-        print(f"\n{seen.detected} corruptions detected, {seen.harmless} outside all pieces, in {seconds:.0f} s, seed {SEED}")
+        print(
+            f"\n{seen.detected} corruptions detected, {seen.harmless} outside all pieces, in {seconds:.0f} s, seed "
+            f"{SEED}"
+        )
         print(", ".join(f"{kind} {n}" for kind, n in sorted(seen.kinds.items())), end="")

@@ -1,8 +1,9 @@
-"""Damage below running conversations: whatever happens to the files between turns, every turn says what a cold node says.
+"""Damage below running conversations: whatever happens to the files between turns, every turn says what a cold node
+says.
 
-Sessions talk on alternating nodes; between turns everything stops, half of the objects on both SSDs and in the blob tier are damaged,
-and everything starts again, so that the next turn's cache can only come from there. Until 1,000 damaged objects were met.
-UPBEAT_FAULTS_SEED repeats a run.
+Sessions talk on alternating nodes; between turns everything stops, half of the objects on both SSDs and in the blob
+tier are damaged, and everything starts again, so that the next turn's cache can only come from there. Until 1,000
+damaged objects were met. UPBEAT_FAULTS_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from kvstore.tiers.manifests import PREFIX
 from loadtest.stack import Stack
-from runtime.config import Config, load_config
+from runtime.config import Config
+from runtime.config_file import load_config
 from tests.e2e.chat import Chat, script
 from tests.faults.damage import KINDS
 
@@ -41,7 +43,10 @@ _METRICS = (
 @pytest.fixture(scope="module")
 def expected() -> Iterator[list[list[str]]]:
     """What a cold single node answers to each script."""
-    with Stack(model=MODEL, nodes=1, cache=False, hbm_gib=0.25, dram_gib=0.25) as cold, ThreadPoolExecutor(AT_ONCE) as pool:
+    with (
+        Stack(model=MODEL, nodes=1, cache=False, hbm_gib=0.25, dram_gib=0.25) as cold,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         chats = [Chat(cold.url, f"cold-{i}") for i in range(SESSIONS)]
         yield list(pool.map(lambda i: [chats[i].say(line).text for line in script(i, TURNS)], range(SESSIONS)))
 
@@ -101,10 +106,15 @@ def counted(config: Config) -> float:
     return total
 
 
-def test_a_thousand_damaged_objects_change_no_answer(expected: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thousand_damaged_objects_change_no_answer(
+    expected: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     began, rng = time.monotonic(), random.Random(SEED)
     met, noticed, rounds, turns, cached = 0, 0.0, 0, 0, 0
-    with Stack(model=MODEL, nodes=2, directory=tmp_path, hbm_gib=0.25, dram_gib=0.125) as stack, ThreadPoolExecutor(AT_ONCE) as pool:
+    with (
+        Stack(model=MODEL, nodes=2, directory=tmp_path, hbm_gib=0.25, dram_gib=0.125) as stack,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         damaged = Damaged(stack.data, rng)
         while met < WANTED:
             chats = [Chat(stack.url, f"damaged-{rounds}-{i}") for i in range(SESSIONS)]
@@ -115,7 +125,9 @@ def test_a_thousand_damaged_objects_change_no_answer(expected: list[list[str]], 
                 lines = [script(i, TURNS)[turn] for i in range(SESSIONS)]
                 answers = list(pool.map(Chat.say, chats, lines, [node] * SESSIONS))
                 for i, answer in enumerate(answers):
-                    assert answer.text == expected[i][turn], f"session {i}, turn {turn}, round {rounds}, UPBEAT_FAULTS_SEED={SEED}"
+                    assert answer.text == expected[i][turn], (
+                        f"session {i}, turn {turn}, round {rounds}, UPBEAT_FAULTS_SEED={SEED}"
+                    )
                 turns += len(answers)
                 cached += sum(a.cached_tokens for a in answers)
                 config = load_config(stack.config_file, {"data": str(stack.data), "nodes": {"count": 2}})
@@ -134,6 +146,7 @@ def test_a_thousand_damaged_objects_change_no_answer(expected: list[list[str]], 
     with capsys.disabled():
         seconds = time.monotonic() - began
         print(
-            f"\n{turns} turns right over {met} damaged objects ({noticed:.0f} pieces and headers counted), {seconds:.0f} s, seed {SEED}",
+            f"\n{turns} turns right over {met} damaged objects ({noticed:.0f} pieces and headers counted), "
+            f"{seconds:.0f} s, seed {SEED}",
             end="",
         )

@@ -1,5 +1,5 @@
-"""Disks that are full, read-only, broken, slow or not there, under a real store: every load is answered with the right bytes, the tier
-is left alone with a line and a gauge, and it serves again when the disk does."""
+"""Disks that are full, read-only, broken, slow or not there, under a real store: every load is answered with the right
+bytes, the tier is left alone with a line and a gauge, and it serves again when the disk does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from contracts.ids import SessionKey
-from runtime.config import dump_config
+from runtime.config_file import dump_config
 from tests.kvstore.conftest import Stack, make_stack
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_manifest, make_shape
 from tests.kvstore.store_metrics import store_metrics, until_nothing_is_held

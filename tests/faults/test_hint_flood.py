@@ -1,5 +1,5 @@
-"""One tenant sends a hundred times as many hints as everybody else, and none comes true: nobody's request fails, and it soon stops moving
-anything. How much others feel is measured by `bench/hint_flood/run`."""
+"""One tenant sends a hundred times as many hints as everybody else, and none comes true: nobody's request fails, and it
+soon stops moving anything. How much others feel is measured by `bench/hint_flood/run`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ async def flooded(world: World) -> None:
 
 def explained(world: World) -> None:
     """The gateway says why a chatter's last turn went where it went, and the same to nobody else."""
-    asked = urllib.request.Request(f"{world.stack.url}/v1/sessions/chat-0/placement", headers={"Authorization": f"Bearer {KEYS['chat']}"})
+    asked = urllib.request.Request(
+        f"{world.stack.url}/v1/sessions/chat-0/placement", headers={"Authorization": f"Bearer {KEYS['chat']}"}
+    )
     with urllib.request.urlopen(asked, timeout=10) as answer:
         turn = next(d for d in json.load(answer)["decisions"] if d["what"] == "turn")
     assert turn["hinted"] and turn["node"] in ("node-0", "node-1") and turn["prefetched_node"] is not None

@@ -15,13 +15,19 @@ import psutil
 import pytest
 
 from loadtest.stack import Stack
-from runtime.config import load_config
+from runtime.config_file import load_config
 from storelink.arena_sharing import MARK_BYTES, arenas_of
 from tests.e2e.chat import Chat, script
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.sample, pytest.mark.timeout(280)]
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
-SERVICES = ["upbeat-worker --node 0", "upbeat-worker --node 1", "upbeat-kvstore --node 0", "upbeat-kvstore --node 1", "upbeat-scheduler"]
+SERVICES = [
+    "upbeat-worker --node 0",
+    "upbeat-worker --node 1",
+    "upbeat-kvstore --node 0",
+    "upbeat-kvstore --node 1",
+    "upbeat-scheduler",
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,9 @@ def wait_ready(stack: Stack, seconds: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_killed_service_comes_back_and_every_next_turn_is_right(stack: Stack, expected: list[list[str]], service: str) -> None:
+def test_a_killed_service_comes_back_and_every_next_turn_is_right(
+    stack: Stack, expected: list[list[str]], service: str
+) -> None:
     lines = [script(seed, turns=4) for seed in range(4)]
     chats = [Chat(stack.url, f"{service.replace(' ', '')}-{seed}") for seed in range(4)]
     for seed, chat in enumerate(chats):
@@ -73,7 +81,8 @@ def test_a_killed_service_comes_back_and_every_next_turn_is_right(stack: Stack, 
     stop = threading.Event()
 
     def keep_streaming(seed: int) -> list[str]:
-        """Turns without pause until told to stop; each either right or a clear error, in which case it is said again."""
+        """Turns without pause until told to stop; each either right or a clear error, in which case it is said
+        again."""
         problems = []
         chat, said = chats[seed], 1
         while not stop.is_set() or said < 4:

@@ -17,7 +17,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(280)]
 NUMBERS = {
     "type": "object",
     "properties": {
-        "numbers": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 120, "maxItems": 120}
+        "numbers": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 99},
+            "minItems": 120,
+            "maxItems": 120,
+        }
     },
     "required": ["numbers"],
     "additionalProperties": False,
@@ -36,11 +41,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield made
 
 
-def streamed(url: str, begun: threading.Event, **wish: Any) -> list[str]:
+def streamed(url: str, begun: threading.Event, **options: Any) -> list[str]:
     """Each choice's text, or its call's arguments; `begun` is set in the middle of them."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-    texts, ids, seen = [""] * wish["n"], set[str](), 0
-    given = {"messages": ASKED, "max_tokens": 900, "temperature": 1.0, "seed": 21, "stream": True, **wish}
+    texts, ids, seen = [""] * options["n"], set[str](), 0
+    given = {"messages": ASKED, "max_tokens": 900, "temperature": 1.0, "seed": 21, "stream": True, **options}
     for chunk in client.chat.completions.create(model=client.models.list().data[0].id, **given):
         for choice in chunk.choices:
             for call in choice.delta.tool_calls or []:
@@ -50,16 +55,18 @@ def streamed(url: str, begun: threading.Event, **wish: Any) -> list[str]:
             seen += 1
             if seen == 60:
                 begun.set()
-    assert "tools" not in wish or len(ids) == 1, "every choice has one call, and its id stays"
+    assert "tools" not in options or len(ids) == 1, "every choice has one call, and its id stays"
     return texts
 
 
-@pytest.mark.parametrize("wish", [{"n": 3, **JSON}, {"n": 1, **CALL}], ids=["three JSON answers", "a call"])
-def test_guided_answers_go_on_when_their_worker_is_killed(stack: Stack, wish: dict[str, Any]) -> None:
-    expected = streamed(stack.url, threading.Event(), **wish)
-    assert all(len(json.loads(text)["numbers"]) == 120 for text in expected) and len(set(expected)) == wish["n"]
+@pytest.mark.parametrize("options", [{"n": 3, **JSON}, {"n": 1, **CALL}], ids=["three JSON answers", "a call"])
+def test_guided_answers_go_on_when_their_worker_is_killed(stack: Stack, options: dict[str, Any]) -> None:
+    expected = streamed(stack.url, threading.Event(), **options)
+    assert all(len(json.loads(text)["numbers"]) == 120 for text in expected) and len(set(expected)) == options["n"]
     begun, found = threading.Event(), []
-    client = threading.Thread(target=lambda: found.append(streamed(stack.url, begun, **wish, extra_headers={"X-Session-Id": "moved"})))
+    client = threading.Thread(
+        target=lambda: found.append(streamed(stack.url, begun, **options, extra_headers={"X-Session-Id": "moved"}))
+    )
     client.start()
     assert begun.wait(60)
     victims = [process(stack, f"upbeat-worker --node {n}") for n in range(2)]

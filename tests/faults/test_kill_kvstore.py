@@ -1,7 +1,8 @@
-"""A store that is killed with -9 at each failpoint, again and again: the next life serves no wrong byte and has lost nothing durable.
+"""A store that is killed with -9 at each failpoint, again and again: the next life serves no wrong byte and has lost
+nothing durable.
 
-`make faults` kills it 25 times at each point, `make test` once at two of them. UPBEAT_FAULTS_SEED repeats a run's work (the timing
-is the machine's).
+`make faults` kills it 25 times at each point, `make test` once at two of them. UPBEAT_FAULTS_SEED repeats a run's work
+(the timing is the machine's).
 """
 
 from __future__ import annotations
@@ -93,10 +94,12 @@ async def cycle(lane: Lane, before: tuple[Path, Known], point: str, number: int)
         "transport": rng.choice(["auto", "socket"]) if point.startswith("peer") else "socket",
     }
     try:
-        async with FakeScheduler(lane.stack.config.scheduler_address) as scheduler:
+        async with FakeScheduler(lane.stack.config.scheduler_addresses[0]) as scheduler:
             victim = await lane.start(0, **settings)
             if victim.poll() is None:
-                await (_peers if point.startswith("peer") else _live)(lane, known, scheduler, rng, victim, settings["transport"])
+                await (_peers if point.startswith("peer") else _live)(
+                    lane, known, scheduler, rng, victim, settings["transport"]
+                )
             assert victim.wait(LIMIT_S) == -signal.SIGKILL, f"died of something else: {lane.stack.log(0)[-2000:]}"
             lane.kill()
             check_files(lane, known)
@@ -123,16 +126,24 @@ async def _live(lane: Lane, known: Known, scheduler: FakeScheduler, rng: random.
     assert await until_death(victim, work()), "the work is done and the failpoint was not reached"
 
 
-async def _peers(lane: Lane, known: Known, scheduler: FakeScheduler, rng: random.Random, victim, transport: str) -> None:
-    """Node 1 reads from the victim, and the victim from node 1, which has a blob store of its own: there is no other source."""
+async def _peers(
+    lane: Lane, known: Known, scheduler: FakeScheduler, rng: random.Random, victim, transport: str
+) -> None:
+    """Node 1 reads from the victim, and the victim from node 1, which has a blob store of its own: there is no other
+    source."""
     await lane.start(1, blob_url=f"file://{lane.data}/blob-1", transport=transport)
 
     async def work() -> None:
-        async with FakeWorker(lane.stack.address(0), SHAPES) as mine, FakeWorker(lane.stack.address(1), SHAPES) as other:
+        async with (
+            FakeWorker(lane.stack.address(0), SHAPES) as mine,
+            FakeWorker(lane.stack.address(1), SHAPES) as other,
+        ):
             life, far = Life(lane, known, mine, scheduler, rng), Life(lane, known, other, scheduler, rng)
             for number in range(ROUNDS):
                 session = known.sessions[f"kept-{number}"] if number < 3 else await life.save()
-                loading = asyncio.ensure_future(other.load(session.shape, list(session.chunks), session=session.key, sources=["node-0"]))
+                loading = asyncio.ensure_future(
+                    other.load(session.shape, list(session.chunks), session=session.key, sources=["node-0"])
+                )
                 theirs = await far.save()
                 try:
                     loaded = await mine.load(theirs.shape, list(theirs.chunks), session=theirs.key, sources=["node-1"])
@@ -160,19 +171,24 @@ async def kill(lanes: list[Lane], point: str, times: int) -> str:
     starts = sorted(s for _, s in results)
     seconds = time.monotonic() - began
     return (
-        f"{point}: {times} kills, {sum(p for p, _ in results)} pieces verified, starts in {starts[len(starts) // 2]:.2f} s, {seconds:.0f} s"
+        f"{point}: {times} kills, {sum(p for p, _ in results)} pieces verified, starts in "
+        f"{starts[len(starts) // 2]:.2f} s, {seconds:.0f} s"
     )
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("point", POINTS)
-async def test_a_store_killed_at_a_failpoint_serves_no_wrong_byte_afterwards(point: str, lanes: list[Lane], capsys) -> None:
+async def test_a_store_killed_at_a_failpoint_serves_no_wrong_byte_afterwards(
+    point: str, lanes: list[Lane], capsys
+) -> None:
     said = await kill(lanes, point, int(os.environ.get("UPBEAT_FAULTS_TIMES", TIMES)))
     with capsys.disabled():
         print(f"\n{said} (seed {SEED})", end="", flush=True)
 
 
 @pytest.mark.parametrize("point", ["ssd.renamed", "blob.before_delete"])
-async def test_a_store_killed_once_in_the_middle_of_its_work_serves_no_wrong_byte_afterwards(point: str, lanes: list[Lane]) -> None:
+async def test_a_store_killed_once_in_the_middle_of_its_work_serves_no_wrong_byte_afterwards(
+    point: str, lanes: list[Lane]
+) -> None:
     await kill(lanes[:1], point, 1)

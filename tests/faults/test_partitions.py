@@ -1,7 +1,8 @@
-"""Nodes that no longer hear each other, one way or both, before and in the middle of transfers: every load is answered, no byte is
-wrong, and when the network is whole again peers are read again and nothing is left pinned or leased.
+"""Nodes that no longer hear each other, one way or both, before and in the middle of transfers: every load is answered,
+no byte is wrong, and when the network is whole again peers are read again and nothing is left pinned or leased.
 
-Real stores in network namespaces; the blob tier is a directory that both reach, or is emptied where the peer is the only source.
+Real stores in network namespaces; the blob tier is a directory that both reach, or is emptied where the peer is the
+only source.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from contracts.ids import SessionKey
-from runtime.config import dump_config, load_config
+from runtime.config_file import dump_config, load_config
 from tests.faults.netns import INTERFACE, Network, NotPermitted
 from tests.kvstore.conftest import Stack
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_chunks, make_manifest, make_shape
@@ -46,7 +47,9 @@ class NamespacedStack(Stack):
         command = [sys.executable, "-m", "kvstore", "--config", str(self.file), "--node", str(node)]
         log = self.file.with_name(f"kvstore-{node}.log").open("ab")
         root = Path(__file__).parents[2]
-        self.processes[node] = subprocess.Popen([*self.network.inside(node), *command], stdout=log, stderr=log, cwd=root)
+        self.processes[node] = subprocess.Popen(
+            [*self.network.inside(node), *command], stdout=log, stderr=log, cwd=root
+        )
 
 
 @pytest.fixture
@@ -59,11 +62,18 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(params=["socket", "auto", "nixl"])
-def stack(request: pytest.FixtureRequest, network: Network, tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[NamespacedStack]:
+def stack(
+    request: pytest.FixtureRequest, network: Network, tmp_path: Path, free_ports: Callable[[int], int]
+) -> Iterator[NamespacedStack]:
     overrides = {
         "data": str(tmp_path / "data"),
         "run_dir": str(tmp_path / "run"),
-        "nodes": {"base_port": free_ports(40), "count": 2, "store_host": network.host_pattern, "ucx_interface": INTERFACE},
+        "nodes": {
+            "base_port": free_ports(40),
+            "count": 2,
+            "store_host": network.host_pattern,
+            "ucx_interface": INTERFACE,
+        },
         "kv": {"dram_gib": 0.0625, "transport": request.param},
     }
     config = load_config(None, overrides)
@@ -88,7 +98,9 @@ def assert_true(loaded: Loaded, chunks: dict[bytes, list[bytes]]) -> None:
     assert all((i, layer) in loaded.pieces for i in range(loaded.usable) for layer in range(SHAPE.layers))
 
 
-async def saved(stack: NamespacedStack, worker: FakeWorker, number: int, count: int, *, in_blob: bool) -> dict[bytes, list[bytes]]:
+async def saved(
+    stack: NamespacedStack, worker: FakeWorker, number: int, count: int, *, in_blob: bool
+) -> dict[bytes, list[bytes]]:
     """A session's chunks, on the worker's node, and in blob or nowhere else."""
     chunks = make_chunks(SHAPE, count, number)
     assert not (await worker.save(session(number), SHAPE, chunks)).refused
@@ -104,7 +116,9 @@ def ask(worker: FakeWorker, number: int, chunks: dict[bytes, list[bytes]], sourc
     return asyncio.ensure_future(load)
 
 
-async def until_peers_are_read(stack: NamespacedStack, first: FakeWorker, second: FakeWorker, numbers: Iterator[int]) -> None:
+async def until_peers_are_read(
+    stack: NamespacedStack, first: FakeWorker, second: FakeWorker, numbers: Iterator[int]
+) -> None:
     """The network is whole: within a time each node has all of what only the other one holds."""
     async with asyncio.timeout(WELL_S):
         for owner, reader, source in ((first, second, 0), (second, first, 1)):

@@ -1,7 +1,8 @@
-"""Nodes that no longer hear each other under conversations that move between them: every turn is answered, and says what a node
-that keeps nothing says; when the network is whole again, nodes read from each other again.
+"""Nodes that no longer hear each other under conversations that move between them: every turn is answered, and says
+what a node that keeps nothing says; when the network is whole again, nodes read from each other again.
 
-A whole stack, each node's store and worker in a network namespace of their own; the gateway and the scheduler reach both nodes always.
+A whole stack, each node's store and worker in a network namespace of their own; the gateway and the scheduler reach
+both nodes always.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import httpx
 import pytest
 
 from loadtest.stack import Stack
-from runtime.config import Config, dump_config, load_config
+from runtime.config import Config
+from runtime.config_file import dump_config, load_config
 from storelink.arena_sharing import arenas_of, remove_dead
 from tests.e2e.chat import Chat, script
 from tests.faults.netns import INTERFACE, Network, NotPermitted
@@ -200,7 +202,9 @@ def until_peers_are_read(stack: PartedStack) -> None:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_partition_fails_no_turn_and_changes_no_answer(stack: PartedStack, expected: list[list[str]], cut: str) -> None:
+def test_a_partition_fails_no_turn_and_changes_no_answer(
+    stack: PartedStack, expected: list[list[str]], cut: str
+) -> None:
     talks = Talks(stack, expected)
     talks.all_speak(alternate)
     assert all(talks.all_speak(alternate)), "the network is whole: what the other node has is not computed again"
@@ -216,7 +220,9 @@ def test_a_partition_fails_no_turn_and_changes_no_answer(stack: PartedStack, exp
     until_peers_are_read(stack)
 
 
-def test_a_network_that_comes_and_goes_under_conversations_that_move(stack: PartedStack, expected: list[list[str]]) -> None:
+def test_a_network_that_comes_and_goes_under_conversations_that_move(
+    stack: PartedStack, expected: list[list[str]]
+) -> None:
     rng, over = random.Random(4), threading.Event()
 
     def come_and_go() -> None:

@@ -1,4 +1,5 @@
-"""Requests that kill or hang engines, workers that stand still, prompts that fill a stream: each costs its sender, and nobody beside it."""
+"""Requests that kill or hang engines, workers that stand still, prompts that fill a stream: each costs its sender, and
+nobody beside it."""
 
 from __future__ import annotations
 
@@ -25,14 +26,28 @@ KILLS = "xyzzykillsengines"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two nodes, whose engines die of a word."""
     settings = {"worker": {"failpoints": {"step": f"kill:{KILLS}"}}}
-    with Stack(model=MODEL, nodes=2, directory=tmp_path_factory.mktemp("poison"), hbm_gib=0.25, dram_gib=0.25, settings=settings) as made:
+    with Stack(
+        model=MODEL,
+        nodes=2,
+        directory=tmp_path_factory.mktemp("poison"),
+        hbm_gib=0.25,
+        dram_gib=0.25,
+        settings=settings,
+    ) as made:
         yield made
 
 
 def ask(stack: Stack, text: str, tokens: int = 200, **more: Any) -> httpx.Response:
-    body = {"model": "upbeat-demo", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "temperature": 0}
+    body = {
+        "model": "upbeat-demo",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "temperature": 0,
+    }
     headers = {"X-Upbeat-Node": more.pop("node")} if "node" in more else {}
-    return httpx.post(f"{stack.url}/v1/chat/completions", json=body | {"ignore_eos": True} | more, headers=headers, timeout=90)
+    return httpx.post(
+        f"{stack.url}/v1/chat/completions", json=body | {"ignore_eos": True} | more, headers=headers, timeout=90
+    )
 
 
 def said(response: httpx.Response) -> str:
@@ -76,7 +91,10 @@ def test_a_request_that_kills_its_engine_is_refused_and_all_others_finish_as_if_
     assert deaths(stack) - before == 2
     began = time.monotonic()
     again = ask(stack, f"{KILLS} is a word. " * 4)
-    assert (again.status_code, again.json()["error"]["code"]) == (400, "poisonous_request") and time.monotonic() - began < 0.5
+    assert (again.status_code, again.json()["error"]["code"]) == (
+        400,
+        "poisonous_request",
+    ) and time.monotonic() - began < 0.5
     assert deaths(stack) - before == 2, "it never reached an engine"
     wait_ready(stack, 40)
 
@@ -117,13 +135,17 @@ def test_large_prompts_break_no_stream_and_change_nobodys_text(stack: Stack) -> 
         while not all(f.done() for f in large):
             assert said(ask(stack, honest(0), 40)) == expected
         for f in large:
-            assert (f.result().status_code, f.result().json()["error"]["code"]) == (413, "body_too_large"), f.result().text[:200]
+            assert (f.result().status_code, f.result().json()["error"]["code"]) == (413, "body_too_large"), (
+                f.result().text[:200]
+            )
     assert workers(stack) == pids and told(stack, "stream lost") == lost, "no stream broke"
 
 
 def test_a_request_that_hangs_its_engine_is_refused_and_all_others_finish_as_if_alone(tmp_path: Path) -> None:
     settings = {"worker": {"failpoints": {"step": f"hang:{KILLS}"}}}
-    with Stack(model=MODEL, nodes=3, directory=tmp_path, hbm_gib=0.25, dram_gib=0.25, settings=settings, stop_s=5) as stack:
+    with Stack(
+        model=MODEL, nodes=3, directory=tmp_path, hbm_gib=0.25, dram_gib=0.25, settings=settings, stop_s=5
+    ) as stack:
         alone = [said(ask(stack, honest(n), 400)) for n in range(3)]
         with ThreadPoolExecutor(8) as pool:
             going = beside(stack, pool, range(3), tokens=400)

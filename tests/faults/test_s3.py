@@ -1,6 +1,8 @@
-"""A sick object store: no wrong byte, no load that hangs, no save that fails, and all is well again once the store is.
+"""A faulty object store: no wrong byte, no load that hangs, no save that fails, and all is well again once the store
+is.
 
-Real S3 servers behind `s3_proxy`: rclone's, which answers every range with the whole object, and moto's, which answers ranges.
+Real S3 servers behind `s3_proxy`: rclone's, which answers every range with the whole object, and moto's, which answers
+ranges.
 """
 
 from __future__ import annotations
@@ -39,15 +41,16 @@ WRITE_FAULTS = ["503", "hang", "reset", "refuse", "lost answer"]
 
 
 @pytest.fixture(params=["rclone", "moto"])
-def sick(request: pytest.FixtureRequest, tmp_path: Path, make_stack) -> Iterator[SimpleNamespace]:
-    """A node whose blob tier lies behind a proxy: `stack`, `proxy`, `server`, and `store`, which goes past the proxy."""
+def faulty(request: pytest.FixtureRequest, tmp_path: Path, make_stack) -> Iterator[SimpleNamespace]:
+    """A node whose blob tier lies behind a proxy: `stack`, `proxy`, `server`, and `store`, which goes past the
+    proxy."""
     with contextlib.ExitStack() as held:
         server = held.enter_context(rclone_s3(tmp_path / "s3") if request.param == "rclone" else moto_s3())
         proxy = held.enter_context(proxied(server.port))
-        yield _sick(server, proxy, make_stack)
+        yield _faulty(server, proxy, make_stack)
 
 
-def _sick(server: BlobServer, proxy: S3Proxy, make_stack) -> SimpleNamespace:
+def _faulty(server: BlobServer, proxy: S3Proxy, make_stack) -> SimpleNamespace:
     through = server.through(proxy.port)
     stack = make_stack(blob_url=through.url, blob_options=through.options)
     store = open_store(server.url, server.options, Path("unused"))
@@ -73,7 +76,9 @@ async def wiped(stack) -> None:
     stack.start(0)
 
 
-async def save(worker: FakeWorker, session: SessionKey, chunks: dict[bytes, list[bytes]], last_use_s: float = 1.0) -> None:
+async def save(
+    worker: FakeWorker, session: SessionKey, chunks: dict[bytes, list[bytes]], last_use_s: float = 1.0
+) -> None:
     grant = await worker.save(session, SHAPE, chunks)
     assert not grant.refused
     worker.turn(make_manifest(session, SHAPE, list(chunks), last_use_s))
@@ -91,58 +96,58 @@ async def load_all_again(worker: FakeWorker, session: SessionKey, chunks: dict[b
 
 
 @pytest.mark.parametrize("fault", READ_FAULTS)
-async def test_reads_that_fail_are_misses_in_bounded_time_and_nothing_is_lost(sick, fault):
-    stack, chunks, fresh = sick.stack, make_chunks(SHAPE, 8), make_chunks(SHAPE, 4, 1)
+async def test_reads_that_fail_are_misses_in_bounded_time_and_nothing_is_lost(faulty, fault):
+    stack, chunks, fresh = faulty.stack, make_chunks(SHAPE, 8), make_chunks(SHAPE, 4, 1)
     stack.start(0)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
         await save(worker, SESSION, chunks)
         assert (await worker.flush()).complete
-    before = await names_in(sick.store)
+    before = await names_in(faulty.store)
     assert len(before) == len(chunks) + 1
     await wiped(stack)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
-        sick.proxy.set(fault, "reads", "lists")
+        faulty.proxy.set(fault, "reads", "lists")
         for _ in range(3):
             loaded = await worker.load(SHAPE, list(chunks), session=SESSION, limit_s=LOAD_S)
             assert_true(loaded, chunks)
-        assert fault == "refuse" or sick.proxy.faults_met()
+        assert fault == "refuse" or faulty.proxy.faults_met()
         await save(worker, NEWER, fresh)
         loaded = await worker.load(SHAPE, list(fresh), session=NEWER, limit_s=LOAD_S)
         assert loaded.usable == len(fresh)
         assert_true(loaded, fresh)
-        sick.proxy.heal()
+        faulty.proxy.heal()
         await load_all_again(worker, SESSION, chunks)
         await until_nothing_is_held(stack.address(0))
-    assert before <= await names_in(sick.store), "what was only not read is not deleted"
+    assert before <= await names_in(faulty.store), "what was only not read is not deleted"
 
 
 @pytest.mark.parametrize("when", ["while it reads", "from the start"])
 @pytest.mark.parametrize("fault", ["hang", "reset", "truncate"])
-async def test_a_store_that_fails_in_the_middle_of_a_load(sick, fault, when):
-    stack, chunks = sick.stack, make_chunks(SHAPE, 30)
+async def test_a_store_that_fails_in_the_middle_of_a_load(faulty, fault, when):
+    stack, chunks = faulty.stack, make_chunks(SHAPE, 30)
     stack.start(0)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
         await save(worker, SESSION, chunks)
         assert (await worker.flush()).complete
     if when == "from the start":
-        sick.proxy.set(fault)
+        faulty.proxy.set(fault)
     await wiped(stack)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
         loading = asyncio.ensure_future(worker.load(SHAPE, list(chunks), session=SESSION, limit_s=LOAD_S))
         await asyncio.sleep(0.05)
-        sick.proxy.set(fault)
+        faulty.proxy.set(fault)
         assert_true(await loading, chunks)
-        sick.proxy.heal()
+        faulty.proxy.heal()
         await load_all_again(worker, SESSION, chunks)
         await until_nothing_is_held(stack.address(0))
 
 
 @pytest.mark.parametrize("fault", WRITE_FAULTS)
-async def test_writes_that_fail_hold_nobody_up_and_are_made_up_for(sick, fault):
-    stack, chunks = sick.stack, make_chunks(SHAPE, 8)
+async def test_writes_that_fail_hold_nobody_up_and_are_made_up_for(faulty, fault):
+    stack, chunks = faulty.stack, make_chunks(SHAPE, 8)
     stack.start(0)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
-        sick.proxy.set(fault, "writes")
+        faulty.proxy.set(fault, "writes")
         await save(worker, SESSION, chunks)
         loaded = await worker.load(SHAPE, list(chunks), session=SESSION, limit_s=LOAD_S)
         assert loaded.usable == len(chunks)
@@ -152,10 +157,10 @@ async def test_writes_that_fail_hold_nobody_up_and_are_made_up_for(sick, fault):
             more = make_chunks(SHAPE, 4, 10 + turn)
             await save(worker, NEWER, more, 2.0 + turn)
             assert_true(await worker.load(SHAPE, list(more), session=NEWER, limit_s=LOAD_S), more)
-        sick.proxy.heal()
+        faulty.proxy.heal()
         owed = {key.hex() for key in (*chunks, *more)} | {SESSION.session_id, NEWER.session_id}
         async with asyncio.timeout(WELL_S):
-            while not owed <= {name.rpartition("/")[2] for name in await names_in(sick.store)}:  # noqa: ASYNC110 - no event
+            while not owed <= {name.rpartition("/")[2] for name in await names_in(faulty.store)}:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.5)
     await wiped(stack)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
@@ -168,12 +173,12 @@ async def test_writes_that_fail_hold_nobody_up_and_are_made_up_for(sick, fault):
 
 @pytest.fixture
 def stale(tmp_path: Path, make_stack) -> Iterator[SimpleNamespace]:
-    """As `sick`; `remember()` keeps what the store holds now, for the fault "stale" to answer with."""
+    """As `faulty`; `remember()` keeps what the store holds now, for the fault "stale" to answer with."""
     with contextlib.ExitStack() as held:
         now, then = tmp_path / "now", tmp_path / "then"
         server = held.enter_context(rclone_s3(now))
         old = held.enter_context(rclone_s3(then))
-        made = _sick(server, held.enter_context(proxied(server.port, old.port)), make_stack)
+        made = _faulty(server, held.enter_context(proxied(server.port, old.port)), make_stack)
         made.remember = lambda: shutil.copytree(now / "bucket", then / "bucket", dirs_exist_ok=True)
         yield made
 
@@ -191,7 +196,10 @@ async def test_stale_manifests_lists_and_missing_objects_cost_only_time(stale):
     before = await names_in(stale.store)
     stale.proxy.set("stale", "reads", "lists")
     await wiped(stack)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler, FakeWorker(stack.address(0), [SHAPE]) as worker:
+    async with (
+        FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler,
+        FakeWorker(stack.address(0), [SHAPE]) as worker,
+    ):
         await scheduler.advise("node-0", "s")
         offer = await asyncio.wait_for(worker.offers.get(), LOAD_S)
         assert list(offer.keys) == list(early), "the old manifest is an older truth, and no more"
@@ -227,7 +235,7 @@ async def test_an_object_that_was_there_when_probed_and_is_not_when_read_is_a_mi
 
 async def test_a_stale_list_does_not_bring_an_erased_session_back(stale):
     stack, chunks = stale.stack, make_chunks(SHAPE, 4)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             await save(worker, SESSION, chunks)
@@ -247,7 +255,8 @@ async def test_a_stale_list_does_not_bring_an_erased_session_back(stale):
 
 
 async def test_while_sessions_cannot_be_listed_none_expires_and_when_they_can_the_idle_one_does(tmp_path, make_stack):
-    """A node that cannot list sessions does not know who uses what. A session that another node's clock puts into the future stays."""
+    """A node that cannot list sessions does not know who uses what. A session that another node's clock puts into the
+    future stays."""
     with rclone_s3(tmp_path / "s3") as server, proxied(server.port) as proxy:
         through = server.through(proxy.port)
         stack = make_stack(blob_url=through.url, blob_options=through.options, blob_expiry_s=3)

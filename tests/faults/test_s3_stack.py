@@ -1,5 +1,5 @@
-"""A whole stack over a sick object store, its DRAM, SSD and HBM emptied so that the store matters: every answer comes and says the
-same as a node that keeps nothing; when the store is well again, conversations are read from it."""
+"""A whole stack over a faulty object store, its DRAM, SSD and HBM emptied so that the store matters: every answer comes
+and says the same as a node that keeps nothing; when the store is well again, conversations are read from it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def empty(stack: Stack) -> None:
     wait_ready(stack, 60)
 
 
-def test_a_sick_object_store_fails_no_request_and_changes_no_answer(expected: dict[int, list[str]], tmp_path: Path) -> None:
+def test_a_faulty_object_store_fails_no_request_and_changes_no_answer(
+    expected: dict[int, list[str]], tmp_path: Path
+) -> None:
     with moto_s3() as server, proxied(server.port) as proxy:
         through = server.through(proxy.port)
         # Loads are tried here, however much sooner so small a model computes.

@@ -1,4 +1,5 @@
-"""Schedulers that are killed, again and again or one of two, while answers stream: no request fails, and nothing is said wrongly."""
+"""Schedulers that are killed, again and again or one of two, while answers stream: no request fails, and nothing is
+said wrongly."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from contracts.ids import DEFAULT_TENANT, SessionKey
 from contracts.rendezvous import rendezvous
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from loadtest.stack import Stack
-from runtime.config import load_config
+from runtime.config_file import load_config
 from tests.e2e.chat import Chat, script
 from tests.faults.test_kill import MODEL, process, wait_ready
 
@@ -31,7 +32,9 @@ TURNS = 4
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     settings = {"scheduler": {"count": 2}}
-    with Stack(model=MODEL, nodes=2, directory=tmp_path_factory.mktemp("two"), hbm_gib=0.25, dram_gib=0.25, settings=settings) as made:
+    with Stack(
+        model=MODEL, nodes=2, directory=tmp_path_factory.mktemp("two"), hbm_gib=0.25, dram_gib=0.25, settings=settings
+    ) as made:
         yield made
 
 
@@ -39,11 +42,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def expected() -> Iterator[list[list[str]]]:
     """What a cold single node answers to each script."""
     with Stack(model=MODEL, nodes=1, cache=False, hbm_gib=0.25, dram_gib=0.25) as cold:
-        yield [[chat.say(line).text for line in script(seed, turns=TURNS)] for seed in range(4) for chat in [Chat(cold.url, f"c{seed}")]]
+        yield [
+            [chat.say(line).text for line in script(seed, turns=TURNS)]
+            for seed in range(4)
+            for chat in [Chat(cold.url, f"c{seed}")]
+        ]
 
 
 class Talkers:
-    """Conversations that go on, four at a time, until they are told to stop; any failure or wrong text comes out of `stop`."""
+    """Conversations that go on, four at a time, until they are told to stop; any failure or wrong text comes out of
+    `stop`."""
 
     def __init__(self, url: str, expected: list[list[str]], name: str) -> None:
         self._url, self._expected, self._name = url, expected, name
@@ -80,7 +88,9 @@ def placed(stack: Stack) -> dict[str, float]:
     return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in found}
 
 
-def test_a_scheduler_that_is_killed_every_five_seconds_fails_no_request(expected: list[list[str]], tmp_path: Path, capsys) -> None:
+def test_a_scheduler_that_is_killed_every_five_seconds_fails_no_request(
+    expected: list[list[str]], tmp_path: Path, capsys
+) -> None:
     with Stack(model=MODEL, nodes=2, directory=tmp_path, hbm_gib=0.25, dram_gib=0.25) as stack:
         talkers = Talkers(stack.url, expected, "killed")
         kills, end = 0, time.monotonic() + SECONDS
@@ -99,7 +109,11 @@ def test_a_scheduler_that_is_killed_every_five_seconds_fails_no_request(expected
         chosen = placed(stack)
         wait_ready(stack)
     with capsys.disabled():
-        print(f"\n{kills} kills in {SECONDS:.0f} s: {turns} turns, the longest {longest:.1f} s, placed {chosen}", end="", flush=True)
+        print(
+            f"\n{kills} kills in {SECONDS:.0f} s: {turns} turns, the longest {longest:.1f} s, placed {chosen}",
+            end="",
+            flush=True,
+        )
     assert turns > kills and chosen["direct"] > 0, "turns went on while no scheduler was there"
 
 
@@ -112,7 +126,9 @@ def test_of_two_schedulers_one_is_killed_and_only_its_share_moves(stack: Stack, 
     before = placed(stack)
     _one_turn_each(stack, names, expected)
     after = placed(stack)
-    assert after["scheduler"] - before.get("scheduler", 0) == len(names) and after.get("standby", 0) == before.get("standby", 0)
+    assert after["scheduler"] - before.get("scheduler", 0) == len(names) and after.get("standby", 0) == before.get(
+        "standby", 0
+    )
     talkers = Talkers(stack.url, expected, "one-killed")
     time.sleep(1.0)
     victim = _scheduler(stack, 1)
@@ -141,7 +157,10 @@ def test_with_one_scheduler_gone_for_good_its_sessions_are_placed_by_the_other_a
         gained = {by: after.get(by, 0) - before.get(by, 0) for by in ("scheduler", "standby", "direct")}
         assert gained == {"scheduler": len(names) - len(theirs), "standby": len(theirs), "direct": 0}
         fleet = httpx.get(f"{stack.url}/v1/fleet", timeout=10).json()
-        assert {s["address"]: s["state"] for s in fleet["schedulers"]} == {addresses[0]: "serving", addresses[1]: "silent"}
+        assert {s["address"]: s["state"] for s in fleet["schedulers"]} == {
+            addresses[0]: "serving",
+            addresses[1]: "silent",
+        }
         assert {n["state"] for n in fleet["nodes"]} == {"serving"}
     finally:
         victim.resume()
@@ -157,14 +176,18 @@ def _one_turn_each(stack: Stack, names: list[str], expected: list[list[str]]) ->
         assert Chat(stack.url, name).say(script(0, turns=TURNS)[0]).text == expected[0][0]
 
 
-def test_a_worker_that_is_told_to_stop_ends_what_it_runs_while_new_turns_go_elsewhere(stack: Stack, expected: list[list[str]]) -> None:
+def test_a_worker_that_is_told_to_stop_ends_what_it_runs_while_new_turns_go_elsewhere(
+    stack: Stack, expected: list[list[str]]
+) -> None:
     talkers = Talkers(stack.url, expected, "draining")
     time.sleep(1.0)
     worker = process(stack, "upbeat-worker --node 1")
     worker.terminate()
     seen = set()
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (worker.pid not in psutil.pids() and seen and _state(stack, "node-1") == "serving"):
+    while time.monotonic() < deadline and not (
+        worker.pid not in psutil.pids() and seen and _state(stack, "node-1") == "serving"
+    ):
         seen.add(_state(stack, "node-1"))
         time.sleep(0.02)
     turns, _ = talkers.stop()
@@ -179,7 +202,8 @@ def _state(stack: Stack, node: str) -> str:
 
 
 def test_an_erased_session_comes_back_through_no_scheduler(stack: Stack, expected: list[list[str]]) -> None:
-    """One scheduler is told to erase it; the other one, and both after a store has told everything anew, know it no more."""
+    """One scheduler is told to erase it; the other one, and both after a store has told everything anew, know it no
+    more."""
     addresses = load_config(stack.run_dir / "config.yaml").scheduler_addresses
     name = "to-be-erased"
     chat = Chat(stack.url, name)

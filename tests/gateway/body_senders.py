@@ -1,7 +1,8 @@
 """Programs of their own, so that what they do delays no clock of the test.
 
-`python -m tests.gateway.body_senders hostile PORT KEY SECONDS` sends bodies of 16 MiB of each kind, three at a time, and prints the
-statuses by kind. `honest PORT KEY SECONDS` asks /health, sends hints and small chats, and prints the times by what was asked.
+`python -m tests.gateway.body_senders hostile PORT KEY SECONDS` sends bodies of 16 MiB of each kind, three at a time,
+and prints the statuses by kind. `honest PORT KEY SECONDS` asks /health, sends hints and small chats, and prints the
+times by what was asked.
 """
 
 from __future__ import annotations
@@ -31,12 +32,19 @@ KINDS: dict[str, tuple[str, bytes]] = {
     "one long text": ("chat/completions", _filled(b'{"model":"toy","messages":[' + _MESSAGE, b"a", b'"}]}')),
     "escapes": ("chat/completions", _filled(b'{"model":"toy","messages":[' + _MESSAGE, b"\\u00e4", b'"}]}')),
     "16384 messages": ("chat/completions", _messages(16_384)),
-    "empty messages": ("chat/completions", _filled(b'{"model":"toy","messages":[', _MESSAGE + b'"},', _MESSAGE + b'"}]}')),
+    "empty messages": (
+        "chat/completions",
+        _filled(b'{"model":"toy","messages":[', _MESSAGE + b'"},', _MESSAGE + b'"}]}'),
+    ),
     "tiny objects": ("chat/completions", _filled(b'{"model":"toy","messages":[],"metadata":[', b"{},", b"0]}")),
     "tiny lists": ("chat/completions", _filled(b'{"model":"toy","messages":[],"metadata":[', b"[],", b"0]}")),
     "tiny parts": (
         "chat/completions",
-        _filled(b'{"model":"toy","messages":[{"role":"user","content":[', b'{"type":"text","text":""},', b'{"type":"text","text":""}]}]}'),
+        _filled(
+            b'{"model":"toy","messages":[{"role":"user","content":[',
+            b'{"type":"text","text":""},',
+            b'{"type":"text","text":""}]}]}',
+        ),
     ),
     "a list without end": ("chat/completions", _filled(b'{"model":"toy","messages":[],"metadata":[', b"1e9,", b"0")),
     "a text without end": ("chat/completions", _filled(b'{"model":"toy","messages":[' + _MESSAGE, b"a", b'"}]')),

@@ -27,8 +27,9 @@ from contracts.request import Accepted, Failed, GenerateRequest, Output, TokenLo
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from gateway.app import Gateway
-from gateway.core.retry import Patience
-from runtime.config import Config, load_config
+from gateway.core.retry import RetryLimits
+from runtime.config import Config
+from runtime.config_file import load_config
 from runtime.service import Tasks
 
 MODEL = "toy"
@@ -104,7 +105,8 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
         #: What it answers instead, a token each; and its prompts end within a thought.
         self.says: list[str] | None = None
         self.thinking = False
-        #: Seconds by phase that it tells with the first token of an attempt, and with the last when that is another one.
+        #: Seconds by phase that it tells with the first token of an attempt, and with the last when that is another
+        #: one.
         self.times: tuple[Any, Any] = None, None
         #: It reads, and never says anything.
         self.silent = False
@@ -174,7 +176,11 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
             out.put_nowait(frames.StepFrame(failed=[Failed(rid, to_wire(error))]))
             return
         out.put_nowait(frames.StepFrame(accepted=[Accepted(rid, len(text), self.thinking)]))
-        limit = len(self.says) if self.says is not None else min(request.sampling.max_tokens or self.tokens_by_default, self.tokens_at_most)
+        limit = (
+            len(self.says)
+            if self.says is not None
+            else min(request.sampling.max_tokens or self.tokens_by_default, self.tokens_at_most)
+        )
         for position in range(len(request.resume_tokens), limit):
             if self.token_s:
                 await asyncio.sleep(self.token_s)
@@ -186,7 +192,13 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
             output = Output(rid, word, [token], self.cached_tokens, logprobs, "length" if last else None)
             if request.tool_use is not None and request.tool_use.choice == "required":
                 output = Output(
-                    rid, "", [token], self.cached_tokens, logprobs, "stop" if last else None, [toy_call(request, position, last)]
+                    rid,
+                    "",
+                    [token],
+                    self.cached_tokens,
+                    logprobs,
+                    "stop" if last else None,
+                    [toy_call(request, position, last)],
                 )
             if position == len(request.resume_tokens):
                 output.times = self.times[0]
@@ -227,7 +239,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.gathering = False
         self.knows_hints = False
         #: The number of the worker to which turns of hinted sessions may go at once.
-        self.promises: int | None = None
+        self.route_hints: int | None = None
         #: What the workers serve; set before they are watched.
         self.model = pb.ModelInfo(name=MODEL, max_tokens=MAX_PROMPT_CHARS, created_s=1_700_000_000)
         #: By node: models that it has besides, off its device.
@@ -264,7 +276,10 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 node=w.node,
                 worker_address=w.address,
                 serving=w.node not in self.absent,
-                models=[self.model, *(pb.ModelInfo(name=name, state=pb.MODEL_STATE_COLD) for name in self.asleep.get(w.node, ()))],
+                models=[
+                    self.model,
+                    *(pb.ModelInfo(name=name, state=pb.MODEL_STATE_COLD) for name in self.asleep.get(w.node, ())),
+                ],
                 running=1,
                 stalled="engine" if w.node in self.stalled else "",
             )
@@ -283,7 +298,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         finally:
             self._changed.discard(changed)
 
-    async def Place(self, request_iterator: AsyncIterator[pb.PlaceRequests], context: Any) -> AsyncIterator[pb.PlaceAnswers]:
+    async def Place(
+        self, request_iterator: AsyncIterator[pb.PlaceRequests], context: Any
+    ) -> AsyncIterator[pb.PlaceAnswers]:
         async for message in request_iterator:
             if self.hang:
                 await asyncio.sleep(60)
@@ -296,19 +313,27 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if request.model != MODEL:
             return _refused(NotFound("no such model", param="model"))
         for w in self.workers:
-            if w.node in self.absent or w.node in request.avoid_nodes or (request.pin_node and w.node != request.pin_node):
+            if (
+                w.node in self.absent
+                or w.node in request.avoid_nodes
+                or (request.pin_node and w.node != request.pin_node)
+            ):
                 continue
-            placed = pb.Placement(node=w.node, worker_address=w.address, source_nodes=["node-9"], kept_tokens=900, why="first\nfree")
+            placed = pb.Placement(
+                node=w.node, worker_address=w.address, source_nodes=["node-9"], kept_tokens=900, why="first\nfree"
+            )
             return pb.PlaceAnswer(placed=placed)
         return _refused(Unavailable("no node serves"))
 
     async def Advise(self, request: pb.AdviseRequest, context: Any) -> pb.AdviseReply:
         self.advised += request.advisories
         self.told.set()
-        promised = self.workers[self.promises] if self.promises is not None else None
+        hinted = self.workers[self.route_hints] if self.route_hints is not None else None
         placed = pb.Placement()
-        if promised:
-            placed = pb.Placement(node=promised.node, worker_address=promised.address, source_nodes=["node-8"], kept_tokens=800)
+        if hinted:
+            placed = pb.Placement(
+                node=hinted.node, worker_address=hinted.address, source_nodes=["node-8"], kept_tokens=800
+            )
         return pb.AdviseReply(nodes=["node-0"] * len(request.advisories), placements=[placed] * len(request.advisories))
 
     async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateReply:
@@ -336,12 +361,16 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def DeclareWorkflow(self, request: pb.DeclareWorkflowRequest, context: Any) -> pb.Workflow:
         seen = [pb.ObservedAgent(name="qa", requests=7)]
         edge = pb.CallEdge(source="qa", target="qa", probability=0.25, calls=1, delay_s=2.5, weight=1.75)
-        made = pb.Workflow(name=request.name, declared=request.graph, observed=seen, observed_edges=[edge], edges=request.graph.edges)
+        made = pb.Workflow(
+            name=request.name, declared=request.graph, observed=seen, observed_edges=[edge], edges=request.graph.edges
+        )
         self.workflows[(request.name.tenant, request.name.name)] = made
         return made
 
     async def ListWorkflows(self, request: Any, context: Any) -> Any:
-        return pb.ListWorkflowsReply(workflows=[w for (tenant, _), w in self.workflows.items() if tenant == request.tenant])
+        return pb.ListWorkflowsReply(
+            workflows=[w for (tenant, _), w in self.workflows.items() if tenant == request.tenant]
+        )
 
     async def GetWorkflow(self, request: Any, context: Any) -> Any:
         return self.workflows.get((request.tenant, request.name), pb.Workflow())
@@ -356,7 +385,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         hint = pb.Decision(what="hint", ago_s=9.0, node="node-0", worth="full", scores=scores)
         told = {"hinted": True, "prefetched_node": "node-0", "prefetched_s": 8.0, "source_nodes": ["node-1"]}
         told |= {"until_first_s": {"queue": 0.5, "load-ssd": 0.25, "unheard-of": 9.0}, "after_s": {"decode": 2.0}}
-        return pb.Explanation(decisions=[pb.Decision(what="turn", ago_s=1.0, node="node-0", request_id="r1", scores=scores, **told), hint])
+        return pb.Explanation(
+            decisions=[pb.Decision(what="turn", ago_s=1.0, node="node-0", request_id="r1", scores=scores, **told), hint]
+        )
 
     async def TurnsTimed(self, request: pb.TurnsTimedRequest, context: Any) -> pb.TurnsTimedReply:
         self.timed.append(request)
@@ -366,7 +397,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)
-        return pb.EraseSessionReply(known=request.session.session_id == "chat-1", nodes=["node-0"], taken=self.takes_erasures)
+        return pb.EraseSessionReply(
+            known=request.session.session_id == "chat-1", nodes=["node-0"], taken=self.takes_erasures
+        )
 
 
 def _residency(session_id: str) -> pb.SessionInfo:
@@ -377,7 +410,11 @@ def _residency(session_id: str) -> pb.SessionInfo:
 
 def _summary(tenant: str, session_id: str) -> Any:
     return pb.SessionSummary(
-        session={"tenant": tenant, "session_id": session_id}, model=MODEL, tokens=128, last_use_s=1.0, held_by=["node-0"]
+        session={"tenant": tenant, "session_id": session_id},
+        model=MODEL,
+        tokens=128,
+        last_use_s=1.0,
+        held_by=["node-0"],
     )
 
 
@@ -425,7 +462,7 @@ class Stack:
         return missing
 
 
-QUICK = Patience(total_s=5.0, pause_s=0.05, scheduler_s=0.4, scheduler_rest_s=1.0, connect_s=0.5)
+QUICK = RetryLimits(total_s=5.0, pause_s=0.05, scheduler_s=0.4, scheduler_rest_s=1.0, connect_s=0.5)
 
 
 @contextlib.asynccontextmanager
@@ -433,14 +470,15 @@ async def stack(
     nodes: int = 2,
     *,
     wait: bool = True,
-    patience: Patience = QUICK,
+    retry_limits: RetryLimits = QUICK,
     schedulers: int = 1,
     models: dict[str, Any] | None = None,
     asleep: dict[str, list[str]] | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Stack]:
-    """A serving gateway in front of `nodes` toy workers and so many schedulers; `gateway`: settings of its section. models: that are
-    registered; by default the one that the toy workers serve. asleep: by node, those that it has off its device."""
+    """A serving gateway in front of `nodes` toy workers and so many schedulers; `gateway`: settings of its section.
+    models: that are registered; by default the one that the toy workers serve. asleep: by node, those that it has off
+    its device."""
     workers = [ToyWorker(f"node-{i}") for i in range(nodes)]
     deciders = [ToyScheduler(workers, asleep) for _ in range(schedulers)]
     for server in (*workers, *deciders):
@@ -452,7 +490,7 @@ async def stack(
     }
     config = load_config(None, {**settings, **({"models": models} if models else {"model_name": MODEL})})
     tasks = Tasks()
-    made = Gateway(config, tasks, patience=patience)
+    made = Gateway(config, tasks, retry_limits=retry_limits)
     await made.start()
     async with aiohttp.ClientSession() as http:
         running = Stack(made, deciders[0], workers, config, http, tasks, deciders)

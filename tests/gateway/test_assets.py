@@ -1,4 +1,5 @@
-"""The files that browsers load: compressed as each client accepts them, and as small over the wire as the documents say."""
+"""The files that browsers load: compressed as each client accepts them, and as small over the wire as the documents
+say."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ async def ask(s: Stack, path: str, accepted: str | None, **headers: str) -> tupl
         ("", None),
     ],
 )
-async def test_every_file_comes_as_the_browser_accepts_it(s: Stack, path: str, accepted: str | None, encoding: str | None) -> None:
+async def test_every_file_comes_as_the_browser_accepts_it(
+    s: Stack, path: str, accepted: str | None, encoding: str | None
+) -> None:
     content = FILES[path].read_bytes()
     answer, wire = await ask(s, path, accepted)
     assert answer.status == 200 and answer.headers.get("Content-Encoding") == encoding

@@ -15,9 +15,12 @@ from contracts.errors import ConfigError, Forbidden, Unauthorized
 from contracts.ids import SESSION_ID_PATTERN
 from gateway.core.browser_limits import HINT_BURST, HINTS_PER_S, BrowserLimits
 from gateway.core.browser_tokens import PREFIX, BrowserTokens, Grant
-from runtime.config import load_config
+from runtime.config_file import load_config
 
-KEYS = [{"key": "key-of-acme", "tenant": "acme", "max_priority": -5}, {"key": "key-of-blue", "tenant": "blue", "max_priority": 7}]
+KEYS = [
+    {"key": "key-of-acme", "tenant": "acme", "max_priority": -5},
+    {"key": "key-of-blue", "tenant": "blue", "max_priority": 7},
+]
 ACME = {"Authorization": "Bearer key-of-acme"}
 BLUE = {"Authorization": "Bearer key-of-blue"}
 PAGE = "https://chat.example.org"
@@ -96,7 +99,17 @@ def test_a_token_that_was_changed_anywhere_is_none(grant: Grant, data: st.DataOb
 
 def spellings(token: str) -> Iterator[str]:
     """What decodes to the same bytes, or to some of them, or to more."""
-    yield from (token + "=", token + "==", token + "A", token[:-1], token + "\n", token + " ", token.upper(), PREFIX, PREFIX + "A")
+    yield from (
+        token + "=",
+        token + "==",
+        token + "A",
+        token[:-1],
+        token + "\n",
+        token + " ",
+        token.upper(),
+        PREFIX,
+        PREFIX + "A",
+    )
     last = token[-1]
     yield from (token[:-1] + c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" if c != last)
     yield PREFIX + "A" * 100_000
@@ -125,7 +138,14 @@ def test_a_prefix_covers_the_sessions_that_begin_so() -> None:
     exact.check_session("chat-1", "session_id")
     for session_id in ("u7:", "u7:x", "u7:new-1"):
         prefix.check_session(session_id, "session_id")
-    for grant, session_id in ((exact, "chat-2"), (exact, "chat-11"), (exact, "chat-"), (prefix, "u77:x"), (prefix, "xu7:"), (prefix, "u7")):
+    for grant, session_id in (
+        (exact, "chat-2"),
+        (exact, "chat-11"),
+        (exact, "chat-"),
+        (prefix, "u77:x"),
+        (prefix, "xu7:"),
+        (prefix, "u7"),
+    ):
         with pytest.raises(Forbidden):
             grant.check_session(session_id, "session_id")
 
@@ -185,18 +205,22 @@ async def test_a_token_is_made_with_a_server_key_and_says_when_it_ends(s: Stack)
         ({"session_id": "a", "origin": 5}, "origin"),
     ],
 )
-async def test_a_wrong_wish_is_refused_by_name(s: Stack, body: Any, param: str | None) -> None:
+async def test_a_wrong_field_is_refused_by_name(s: Stack, body: Any, param: str | None) -> None:
     status, answer, _ = await s.post("/v1/client_secrets", body, headers=ACME)
     assert (status, answer["error"]["param"]) == (400, param)
 
 
 async def test_a_page_hints_and_withdraws_with_a_token_in_the_body_and_any_page_may_read_the_answer(s: Stack) -> None:
     token = await mint(s, session_prefix="page-")
-    status, body, headers = await say(s, "/v1/advisory", {"session_id": "page-1", "priority": -9, "ttl_s": 6, "token": token}, PAGE)
+    status, body, headers = await say(
+        s, "/v1/advisory", {"session_id": "page-1", "priority": -9, "ttl_s": 6, "token": token}, PAGE
+    )
     assert (status, body["session_id"], headers["Access-Control-Allow-Origin"]) == (202, "page-1", "*")
     status, _, headers = await say(s, "/v1/invalidate", {"session_id": "page-1", "token": token}, PAGE)
     assert (status, headers["Access-Control-Allow-Origin"]) == (202, "*")
-    async with s.http.post(s.url + "/v1/advisory", json={"session_id": "page-2"}, headers={"Authorization": f"Bearer {token}"}) as r:
+    async with s.http.post(
+        s.url + "/v1/advisory", json={"session_id": "page-2"}, headers={"Authorization": f"Bearer {token}"}
+    ) as r:
         assert r.status == 202, "in the header too"
     advisory = await told(s, "page-1")
     assert (advisory.session.tenant, advisory.ttl_s) == ("acme", 6)
@@ -220,14 +244,19 @@ async def test_another_session_is_refused(s: Stack) -> None:
             assert answer[1]["error"]["param"] == "session_id" and answer[2]["Access-Control-Allow-Origin"] == "*"
     for session_id in ("u7:a", "u7:b"):
         assert (await say(s, "/v1/advisory", {"session_id": session_id, "token": prefix}))[0] == 202
-    batch = await say(s, "/v1/advisory", {"advisories": [{"session_id": "u7:a"}, {"session_id": "u8:a"}], "token": prefix})
+    batch = await say(
+        s, "/v1/advisory", {"advisories": [{"session_id": "u7:a"}, {"session_id": "u8:a"}], "token": prefix}
+    )
     assert code(batch) == (403, "client_secret_session") and batch[1]["error"]["param"] == "advisories[1].session_id"
 
 
 async def test_an_advisory_id_says_nothing_about_its_session_so_a_token_cannot_withdraw_by_it(s: Stack) -> None:
     _, foreign, _ = await s.post("/v1/advisory", {"session_id": "chat-2"}, headers=ACME)
     token = await mint(s)
-    assert code(await say(s, "/v1/invalidate", {"advisory_id": foreign["advisory_id"], "token": token})) == (403, "client_secret_scope")
+    assert code(await say(s, "/v1/invalidate", {"advisory_id": foreign["advisory_id"], "token": token})) == (
+        403,
+        "client_secret_scope",
+    )
 
 
 async def test_a_token_speaks_for_the_tenant_whose_key_made_it_and_no_other(s: Stack) -> None:
@@ -241,16 +270,26 @@ async def test_a_token_speaks_for_the_tenant_whose_key_made_it_and_no_other(s: S
 async def test_a_token_of_another_deployment_or_of_other_keys_is_refused(s: Stack) -> None:
     for secrets in (["key-of-acme"], ["key-of-blue", "key-of-acme", "key-of-eve-1"], []):
         forged = BrowserTokens(secrets).sign(Grant("acme", "chat-1", False, 0, "", 1 << 40))
-        assert code(await say(s, "/v1/advisory", {"session_id": "chat-1", "token": forged})) == (401, "invalid_client_secret")
-    assert code(await say(s, "/v1/advisory", {"session_id": "chat-1", "token": "ek_"})) == (401, "invalid_client_secret")
+        assert code(await say(s, "/v1/advisory", {"session_id": "chat-1", "token": forged})) == (
+            401,
+            "invalid_client_secret",
+        )
+    assert code(await say(s, "/v1/advisory", {"session_id": "chat-1", "token": "ek_"})) == (
+        401,
+        "invalid_client_secret",
+    )
 
 
 async def test_an_expired_token_is_refused_wherever_it_is_shown(s: Stack) -> None:
     assert s.gateway.parts is not None
-    ended = s.gateway.parts.browser_tokens.sign(Grant("acme", "chat-1", False, 0, "", int(s.gateway.parts.clock.wall())))
+    ended = s.gateway.parts.browser_tokens.sign(
+        Grant("acme", "chat-1", False, 0, "", int(s.gateway.parts.clock.wall()))
+    )
     for path in ("/v1/advisory", "/v1/invalidate"):
         assert code(await say(s, path, {"session_id": "chat-1", "token": ended})) == (401, "client_secret_expired")
-    status, body, _ = await s.post("/v1/client_secrets", {"session_id": "chat-1"}, headers={"Authorization": f"Bearer {ended}"})
+    status, body, _ = await s.post(
+        "/v1/client_secrets", {"session_id": "chat-1"}, headers={"Authorization": f"Bearer {ended}"}
+    )
     assert (status, body["error"]["code"]) == (401, "client_secret_expired")
 
 
@@ -265,7 +304,9 @@ async def test_a_copy_of_a_bound_token_is_worth_nothing_on_another_page(s: Stack
 
 async def test_a_copied_token_takes_no_more_than_its_own_share_of_hints(s: Stack) -> None:
     token = await mint(s)
-    answers = [await say(s, "/v1/advisory", {"session_id": "chat-1", "token": token}) for _ in range(int(HINT_BURST) + 10)]
+    answers = [
+        await say(s, "/v1/advisory", {"session_id": "chat-1", "token": token}) for _ in range(int(HINT_BURST) + 10)
+    ]
     assert answers[0][0] == 202
     status, body, headers = answers[-1]
     assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded") and int(headers["Retry-After"]) >= 1
@@ -292,7 +333,9 @@ OTHER_ROUTES = (
 async def test_on_every_other_route_a_token_is_refused(s: Stack, method: str, path: str) -> None:
     token = await mint(s)
     for credential, expected in ((token, (403, "client_secret_scope")), (token + "A", (401, "invalid_client_secret"))):
-        async with s.http.request(method, s.url + path, json={}, headers={"Authorization": f"Bearer {credential}"}) as r:
+        async with s.http.request(
+            method, s.url + path, json={}, headers={"Authorization": f"Bearer {credential}"}
+        ) as r:
             assert (r.status, (await r.json())["error"]["code"]) == expected
     async with s.http.request(method, s.url + path, json={"token": token, "session_id": "chat-1"}) as r:
         assert r.status == 401, "in the body it is no credential there"
@@ -309,8 +352,14 @@ async def test_without_keys_a_token_still_says_what_it_says() -> None:
     async with stack(1, wait=False) as s:
         token = await mint(s, {}, session_id="chat-1")
         assert (await say(s, "/v1/advisory", {"session_id": "chat-1", "token": token}))[0] == 202
-        assert code(await say(s, "/v1/advisory", {"session_id": "chat-2", "token": token})) == (403, "client_secret_session")
-        assert code(await say(s, "/v1/advisory", {"session_id": "chat-1", "token": token + "A"})) == (401, "invalid_client_secret")
+        assert code(await say(s, "/v1/advisory", {"session_id": "chat-2", "token": token})) == (
+            403,
+            "client_secret_session",
+        )
+        assert code(await say(s, "/v1/advisory", {"session_id": "chat-1", "token": token + "A"})) == (
+            401,
+            "invalid_client_secret",
+        )
         async with s.http.get(s.url + "/v1/models", headers={"Authorization": f"Bearer {token}"}) as r:
             assert r.status == 403
 
@@ -321,12 +370,18 @@ async def test_a_configured_secret_signs_instead_of_the_keys() -> None:
         token = BrowserTokens([secret]).sign(Grant("acme", "chat-1", False, 0, "", 1 << 40))
         assert (await say(s, "/v1/advisory", {"session_id": "chat-1", "token": token}))[0] == 202
         token = BrowserTokens(["key-of-acme", "key-of-blue"]).sign(GRANT)
-        assert code(await say(s, "/v1/advisory", {"session_id": "chat-1", "token": token})) == (401, "invalid_client_secret")
+        assert code(await say(s, "/v1/advisory", {"session_id": "chat-1", "token": token})) == (
+            401,
+            "invalid_client_secret",
+        )
 
 
 @pytest.mark.parametrize(
     ("gateway", "named"),
-    [({"token_secret": "short"}, "gateway.token_secret"), ({"api_keys": [{"key": "ek_12345678"}]}, "gateway.api_keys.0.key")],
+    [
+        ({"token_secret": "short"}, "gateway.token_secret"),
+        ({"api_keys": [{"key": "ek_12345678"}]}, "gateway.api_keys.0.key"),
+    ],
 )
 def test_a_setting_that_cannot_work_stops_the_start(gateway: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):

@@ -71,12 +71,16 @@ def test_a_body_counts_the_same_however_it_comes(body: bytes, piece: int) -> Non
 LIGHT = {
     "many messages": filled(b'{"model":"m","messages":[', MESSAGE + b",", MESSAGE + b"]}", LIGHT_BYTES),
     "many values": filled(b'{"model":"m","messages":[' + MESSAGE + b'],"metadata":[', b"{},", b"0]}", LIGHT_BYTES),
-    "messages of a larger body": b'{"model":"m","messages":[' + b",".join([MESSAGE[:-2] + b"a" * 100 + b'"}'] * 1300) + b"]}",
+    "messages of a larger body": b'{"model":"m","messages":['
+    + b",".join([MESSAGE[:-2] + b"a" * 100 + b'"}'] * 1300)
+    + b"]}",
     "text": filled(b'{"model":"m","messages":[{"role":"user","content":"', b"a", b'"}]}', LIGHT_TEXT_BYTES),
     "a prompt": filled(b'{"model":"m","prompt":"', "é".encode(), b'"}', LIGHT_TEXT_BYTES),
     "token ids": filled(b'{"model":"m","prompt":[', b"1,", b"1]}", LIGHT_BYTES),
     "a schema": filled(
-        b'{"model":"m","messages":[' + MESSAGE + b'],"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"enum":[',
+        b'{"model":"m","messages":['
+        + MESSAGE
+        + b'],"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"enum":[',
         b"0,",
         b"0]}}}}",
         LIGHT_BYTES,
@@ -157,7 +161,9 @@ def test_what_one_node_takes_is_not_refused_for_another_nodes_sake() -> None:
 # ---- across processes ----------------------------------------------------------------------------------------------
 def test_a_question_and_its_answer_survive_the_way() -> None:
     told = Told("tenant", True, {"X-Dynamo-Session-Final": "true"}, {"m": ContextBound(100, 5, 4)})
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hällo"}], "logit_bias": {"5": 1}, "stop": "x"}).encode()
+    body = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": "hällo"}], "logit_bias": {"5": 1}, "stop": "x"}
+    ).encode()
     kind, same, known = decode_question(encode_question("chat", body, told))
     assert (kind, same, known) == ("chat", body, told)
     found, expected = decode_answer(encode_answer(ask(kind, same, known))), ask(kind, body, told)
@@ -176,7 +182,11 @@ def test_a_question_and_its_answer_survive_the_way() -> None:
 
 @pytest.mark.parametrize(
     ("data", "param"),
-    [({"model": "m"}, "messages"), ({"model": "m", "messages": [{"role": "user", "content": "x" * 500}]}, "messages"), ([], None)],
+    [
+        ({"model": "m"}, "messages"),
+        ({"model": "m", "messages": [{"role": "user", "content": "x" * 500}]}, "messages"),
+        ([], None),
+    ],
 )
 def test_what_is_wrong_is_said_the_same_from_afar(data: Any, param: str | None) -> None:
     told, body = Told("a", False, {}, {"m": ContextBound(100, 5, 4)}), json.dumps(data).encode()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from contracts.errors import ConfigError
 from gateway.core.hosts import Hosts
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 OURS = [
     "localhost",
@@ -67,13 +67,26 @@ def test_any_other_name_is_foreign(host: str) -> None:
 
 def test_what_is_configured_is_served_too_and_a_star_stands_for_names_below() -> None:
     hosts = Hosts("10.0.0.7", ["Chat.Example.org", "*.apps.example", "[fd00::7]"], (), has_keys=True)
-    served = ["10.0.0.7:80", "chat.example.org.", "CHAT.example.ORG:443", "a.apps.example", "b.a.apps.example", "[fd00:0::7]:8080"]
+    served = [
+        "10.0.0.7:80",
+        "chat.example.org.",
+        "CHAT.example.ORG:443",
+        "a.apps.example",
+        "b.a.apps.example",
+        "[fd00:0::7]:8080",
+    ]
     assert all(map(hosts.knows, served))
-    assert not any(map(hosts.knows, ["example.org", "a.chat.example.org", "apps.example", "xapps.example", "10.0.0.8", "[fd00::8]"]))
+    assert not any(
+        map(
+            hosts.knows, ["example.org", "a.chat.example.org", "apps.example", "xapps.example", "10.0.0.8", "[fd00::8]"]
+        )
+    )
 
 
 def test_listening_everywhere_names_nobody() -> None:
-    assert not Hosts("0.0.0.0", (), (), has_keys=True).knows("0.0.0.0") and not Hosts("::", (), (), has_keys=True).knows("[::]")
+    assert not Hosts("0.0.0.0", (), (), has_keys=True).knows("0.0.0.0") and not Hosts(
+        "::", (), (), has_keys=True
+    ).knows("[::]")
 
 
 def test_names_are_looked_at_without_keys_and_where_some_are_listed() -> None:
@@ -124,7 +137,9 @@ def test_what_is_served_is_a_loopback_name_and_nothing_but_a_port_and_a_dot(host
         assert name.removesuffix(".") == "localhost" or name.startswith(("127.", "[")), host
 
 
-@pytest.mark.parametrize("host", ["chat.example.org:8080", "http://chat.example.org", "*", "a*.example.org", "", "a b", "fd00::7"])
+@pytest.mark.parametrize(
+    "host", ["chat.example.org:8080", "http://chat.example.org", "*", "a*.example.org", "", "a b", "fd00::7"]
+)
 def test_a_host_that_is_none_stops_the_start(host: str) -> None:
     with pytest.raises(ConfigError, match=r"gateway\.hosts.*chat\.example\.org"):
         load_config(None, {"gateway": {"hosts": [host]}})

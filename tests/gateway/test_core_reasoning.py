@@ -51,7 +51,9 @@ def test_an_answer_is_taken_apart(answer: str, thinking: bool, thought: str, sai
     st.lists(st.integers(0, 40), max_size=8),
     st.booleans(),
 )
-def test_pieces_do_not_matter_and_nothing_but_tags_and_space_is_lost(answer: str, cuts: list[int], thinking: bool) -> None:
+def test_pieces_do_not_matter_and_nothing_but_tags_and_space_is_lost(
+    answer: str, cuts: list[int], thinking: bool
+) -> None:
     at = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]
     pieces = [answer[a:b] for a, b in pairwise(at)]
     thought, said = read([answer], thinking)
@@ -63,7 +65,12 @@ def test_pieces_do_not_matter_and_nothing_but_tags_and_space_is_lost(answer: str
 
 def test_text_is_not_held_back_once_something_was_said() -> None:
     reader = ReasoningReader(False)
-    assert [reader.push(piece) for piece in ("H", " ", "<think>", "\n")] == [("", "H"), ("", " "), ("", "<think>"), ("", "\n")]
+    assert [reader.push(piece) for piece in ("H", " ", "<think>", "\n")] == [
+        ("", "H"),
+        ("", " "),
+        ("", "<think>"),
+        ("", "\n"),
+    ]
 
 
 def test_a_thought_is_told_as_it_comes_but_for_space_and_what_may_be_a_tag() -> None:

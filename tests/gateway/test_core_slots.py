@@ -97,7 +97,9 @@ def test_who_always_wants_more_gets_slots_by_weight_and_nobody_waits_for_ever(li
         s.validate()
     # Of two slots nobody gets both while a third waits for the first.
     near = 0.3 if limit == 2 else 0.1
-    assert served["a"] / served["c"] == pytest.approx(2.0, rel=near) and served["b"] / served["a"] == pytest.approx(2.0, rel=near)
+    assert served["a"] / served["c"] == pytest.approx(2.0, rel=near) and served["b"] / served["a"] == pytest.approx(
+        2.0, rel=near
+    )
 
 
 class SlotsMachine(RuleBasedStateMachine):

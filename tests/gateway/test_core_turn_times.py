@@ -32,7 +32,13 @@ def test_a_turn_is_admitted_placed_prepared_and_then_what_its_worker_says() -> N
     times.accepted(4.0)
     assert times.waiting and times.so_far(4.5) == {Phase.ADMIT: 1.0, Phase.PLACE: 2.0, Phase.PREPARE: 1.0}
     times.spoke({"queue": 2.0, "compute": 3.0}, 10.0)
-    assert times.until_first_s == {Phase.ADMIT: 1.0, Phase.PLACE: 2.0, Phase.PREPARE: 2.0, Phase.QUEUE: 2.0, Phase.COMPUTE: 3.0}
+    assert times.until_first_s == {
+        Phase.ADMIT: 1.0,
+        Phase.PLACE: 2.0,
+        Phase.PREPARE: 2.0,
+        Phase.QUEUE: 2.0,
+        Phase.COMPUTE: 3.0,
+    }
     assert times.first_token_s == 10.0 and not times.waiting and not times.after_s
     times.ended({"decode": 4.0, "queue": 0.5}, 15.0)
     assert times.after_s == {Phase.DECODE: 4.5, Phase.QUEUE: 0.5}, "what the worker does not tell is decoding"
@@ -70,14 +76,22 @@ def test_of_an_older_worker_only_what_passed_until_it_accepted_is_known() -> Non
     assert times.after_s == {Phase.DECODE: 2.0}
 
 
-ODD: Any = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+ODD: Any = (
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+)
 TOLD = (
-    st.none() | ODD | st.dictionaries(st.sampled_from([*map(str, Phase), "unheard-of"]) | ODD.filter(lambda k: k.__hash__), ODD, max_size=8)
+    st.none()
+    | ODD
+    | st.dictionaries(
+        st.sampled_from([*map(str, Phase), "unheard-of"]) | ODD.filter(lambda k: k.__hash__), ODD, max_size=8
+    )
 )
 
 
 @given(TOLD, TOLD, st.floats(0, 100), st.floats(0, 100))
-def test_whatever_a_worker_says_the_phases_add_up_to_what_has_passed(first: Any, last: Any, waited_s: float, decoded_s: float) -> None:
+def test_whatever_a_worker_says_the_phases_add_up_to_what_has_passed(
+    first: Any, last: Any, waited_s: float, decoded_s: float
+) -> None:
     times = submitted()
     times.accepted(3.0)
     times.spoke(first, 3.0 + waited_s)
@@ -85,7 +99,10 @@ def test_whatever_a_worker_says_the_phases_add_up_to_what_has_passed(first: Any,
     times.validate()
     assert times.first_token_s == pytest.approx(3.0 + (waited_s if first is not None else 0.0))
     assert sum(times.after_s.values()) == pytest.approx(decoded_s)
-    assert {p: times.until_first_s.get(p) for p in (Phase.ADMIT, Phase.PLACE)} == {Phase.ADMIT: 1.0, Phase.PLACE: 2.0}, "the gateway's own"
+    assert {p: times.until_first_s.get(p) for p in (Phase.ADMIT, Phase.PLACE)} == {
+        Phase.ADMIT: 1.0,
+        Phase.PLACE: 2.0,
+    }, "the gateway's own"
     assert VALUE.fullmatch(server_timing(times.whole(), 1.0)), "and nothing of it is anybody's text"
 
 
@@ -98,4 +115,6 @@ def test_only_seconds_of_known_phases_are_taken(told: Any) -> None:
 
 def test_the_header_is_in_milliseconds_with_words() -> None:
     said = server_timing({Phase.QUEUE: 0.00123, Phase.LOAD_SSD: 2.0}, 2.5)
-    assert said == 'total;dur=2500.0, queue;dur=1.2;desc="waited in the queue", load-ssd;dur=2000.0;desc="loaded from SSD"'
+    assert (
+        said == 'total;dur=2500.0, queue;dur=1.2;desc="waited in the queue", load-ssd;dur=2000.0;desc="loaded from SSD"'
+    )

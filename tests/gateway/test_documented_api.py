@@ -1,4 +1,5 @@
-"""docs/api.md names every session header and every parameter that works; docs/hints.md every other spelling of a hint."""
+"""docs/api.md names every session header and every parameter that works; docs/hints.md every other spelling of a
+hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fields that clients of vLLM, OpenRouter, Ollama and others send: done, or accepted and ignored; what cannot be done names the remedy."""
+"""Fields that clients of vLLM, OpenRouter, Ollama and others send: done, or accepted and ignored; what cannot be done
+names the remedy."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ async def s() -> Any:
         yield running
 
 
-# ---- ignored -----------------------------------------------------------------------------------------------------------
+# ---- ignored
+# -----------------------------------------------------------------------------------------------------------
 async def test_what_means_nothing_here_is_accepted_and_changes_nothing(s: Stack) -> None:
     status, plain, _ = await s.chat(seed=3, session_id="a")
     assert status == 200
@@ -77,14 +79,26 @@ async def test_what_would_change_the_answer_and_is_not_done_is_refused_naming_it
 
 async def test_special_tokens_are_added_to_plain_prompts_and_not_to_chats(s: Stack) -> None:
     plain = {"model": "toy", "prompt": "x"}
-    assert (await s.chat(add_special_tokens=False))[0] == 200 and (await s.post(PLAIN, {**plain, "add_special_tokens": True}))[0] == 200
-    for status, body, _ in (await s.chat(add_special_tokens=True), await s.post(PLAIN, {**plain, "add_special_tokens": False})):
-        assert (status, body["error"]["param"]) == (400, "add_special_tokens") and "/tokenize" in body["error"]["message"]
+    assert (await s.chat(add_special_tokens=False))[0] == 200 and (
+        await s.post(PLAIN, {**plain, "add_special_tokens": True})
+    )[0] == 200
+    for status, body, _ in (
+        await s.chat(add_special_tokens=True),
+        await s.post(PLAIN, {**plain, "add_special_tokens": False}),
+    ):
+        assert (status, body["error"]["param"]) == (400, "add_special_tokens") and "/tokenize" in body["error"][
+            "message"
+        ]
 
 
-# ---- other names -------------------------------------------------------------------------------------------------------
+# ---- other names
+# -------------------------------------------------------------------------------------------------------
 async def test_ollamas_name_for_the_repetition_penalty_is_one(s: Stack) -> None:
-    for given in ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}, {"repeat_penalty": 1.5, "repetition_penalty": 1.5}):
+    for given in (
+        {"repeat_penalty": 1.5},
+        {"repetition_penalty": 1.5},
+        {"repeat_penalty": 1.5, "repetition_penalty": 1.5},
+    ):
         assert (await s.chat(**given))[0] == 200
         assert s.workers[0].submitted[-1].sampling.repetition_penalty == 1.5
     for given in ({"repeat_penalty": 0}, {"repeat_penalty": 1.5, "repetition_penalty": 1.1}):
@@ -92,7 +106,7 @@ async def test_ollamas_name_for_the_repetition_penalty_is_one(s: Stack) -> None:
         assert (status, body["error"]["param"]) == (400, "repeat_penalty")
 
 
-async def test_openrouters_wish_for_usage_ends_a_stream_with_it(s: Stack) -> None:
+async def test_openrouters_usage_field_ends_a_stream_with_usage(s: Stack) -> None:
     for given, wanted in (({}, False), ({"usage": {"include": False}}, False), ({"usage": {"include": True}}, True)):
         async with s.http.post(
             s.url + CHAT, json={"model": "toy", "messages": [{"role": "user", "content": "x"}], "stream": True, **given}
@@ -101,13 +115,17 @@ async def test_openrouters_wish_for_usage_ends_a_stream_with_it(s: Stack) -> Non
         assert done == "[DONE]" and bool(chunks[-1].get("usage")) is wanted
 
 
-# ---- for the chat template ---------------------------------------------------------------------------------------------
+# ---- for the chat template
+# ---------------------------------------------------------------------------------------------
 ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
 TOLD: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({}, None),
     ({"chat_template_kwargs": {}}, None),
     ({"chat_template_kwargs": None, "thinking": None, "reasoning": None, "reasoning_effort": None}, None),
-    ({"chat_template_kwargs": {"enable_thinking": False, "x": [1, {"y": None}]}}, {"enable_thinking": False, "x": [1, {"y": None}]}),
+    (
+        {"chat_template_kwargs": {"enable_thinking": False, "x": [1, {"y": None}]}},
+        {"enable_thinking": False, "x": [1, {"y": None}]},
+    ),
     ({"chat_template_kwargs": {"add_generation_prompt": True, "continue_final_message": False}}, None),
     ({"reasoning_effort": "high"}, {**ON, "reasoning_effort": "high"}),
     ({"reasoning_effort": "none"}, OFF),
@@ -125,8 +143,14 @@ TOLD: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"think": "low"}, {**ON, "reasoning_effort": "low"}),
     ({"enable_thinking": False}, OFF),
     ({"enable_thinking": True, "think": True, "reasoning": True}, ON),
-    ({"enable_thinking": False, "chat_template_kwargs": {"thinking": True}}, {"enable_thinking": False, "thinking": True}),
-    ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True, "thinking": False}),
+    (
+        {"enable_thinking": False, "chat_template_kwargs": {"thinking": True}},
+        {"enable_thinking": False, "thinking": True},
+    ),
+    (
+        {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+        {"enable_thinking": True, "thinking": False},
+    ),
 ]
 DEEP: dict[str, Any] = {}
 for _ in range(20):
@@ -196,7 +220,12 @@ async def test_the_same_request_with_another_template_variable_is_another_for_th
 
 
 def test_a_large_body_brings_the_same_from_the_process_that_reads_it() -> None:
-    body = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": "é"}, "reasoning_effort": "low"}
+    body = {
+        "model": "toy",
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {"a": "é"},
+        "reasoning_effort": "low",
+    }
     body["guided_regex"] = "a+"
     told = Told("t", True, {}, {})
     asked = ask("chat", json.dumps(body).encode(), told)
@@ -205,14 +234,19 @@ def test_a_large_body_brings_the_same_from_the_process_that_reads_it() -> None:
     assert asked.template_kwargs == passed.template_kwargs and json.loads(passed.template_kwargs or "")["a"] == "é"
 
 
-# ---- the answer's form ---------------------------------------------------------------------------------------------------
+# ---- the answer's form
+# ---------------------------------------------------------------------------------------------------
 A = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
 AS_SCHEMA: list[tuple[dict[str, Any], str, Any]] = [
     ({"guided_json": A}, "guided_json", A),
     ({"guided_json": json.dumps(A)}, "guided_json", A),
     ({"structured_outputs": {"json": A}}, "structured_outputs.json", A),
     ({"structured_outputs": {"json": json.dumps(A), "disable_fallback": True}}, "structured_outputs.json", A),
-    ({"structured_outputs": {"json_object": True, "regex": None}}, "structured_outputs.json_object", {"type": "object"}),
+    (
+        {"structured_outputs": {"json_object": True, "regex": None}},
+        "structured_outputs.json_object",
+        {"type": "object"},
+    ),
     ({"format": "json"}, "format", {"type": "object"}),
     ({"format": A}, "format", A),
 ]
@@ -223,7 +257,13 @@ AS_REGEX: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"choice": ["a|b"]}}, "structured_outputs.choice", r"a\x{7c}b"),
 ]
 NO_FORM: list[dict[str, Any]] = [
-    {"guided_json": None, "guided_regex": None, "guided_choice": None, "guided_grammar": None, "structured_outputs": None},
+    {
+        "guided_json": None,
+        "guided_regex": None,
+        "guided_choice": None,
+        "guided_grammar": None,
+        "structured_outputs": None,
+    },
     {"structured_outputs": {}, "response_format": {"type": "text"}, "guided_decoding_backend": "xgrammar"},
     {"format": ""},
     {"format": None, "response_format": {"type": "text"}},

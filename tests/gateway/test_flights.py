@@ -1,4 +1,5 @@
-"""What the gateway decides of requests on workers: what goes out next, who is to blame for a death, who has waited long enough."""
+"""What the gateway decides of requests on workers: what goes out next, who is to blame for a death, who has waited long
+enough."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ from gateway.core import quarantine
 from gateway.core.outbox import Outbox
 from gateway.core.overdue import HEARD_S, Waits, abandoned, late
 from gateway.core.quarantine import MOST_OF_A_TENANT, REFUSED_S, Quarantine, Verdict, judge
-from gateway.core.retry import Again, Attempts, GiveUp, Patience
+from gateway.core.retry import Again, Attempts, GiveUp, RetryLimits
 
 
 def request(name: str = "r", size: int = 10, **more: Any) -> GenerateRequest:
-    return GenerateRequest(name, more.pop("tenant", "t"), "s", "m", more.pop("sampling", Sampling(seed=1)), prompt="x" * size, **more)
+    return GenerateRequest(
+        name, more.pop("tenant", "t"), "s", "m", more.pop("sampling", Sampling(seed=1)), prompt="x" * size, **more
+    )
 
 
 def test_a_large_prompt_is_known_by_what_it_says_too() -> None:
@@ -69,7 +72,11 @@ def test_large_submits_share_the_stream_and_one_that_is_cancelled_is_no_longer_s
     outbox.next()
     outbox.cancel("a")
     outbox.cancel("c")
-    assert [c if isinstance(c, str) else c.request_id for message in drained(outbox) for c in message] == ["a", "c", "b"]
+    assert [c if isinstance(c, str) else c.request_id for message in drained(outbox) for c in message] == [
+        "a",
+        "c",
+        "b",
+    ]
 
 
 def test_what_cannot_be_sent_is_refused_by_itself() -> None:
@@ -81,7 +88,12 @@ def test_what_cannot_be_sent_is_refused_by_itself() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([1, 1000, PART_BYTES - 50, PART_BYTES + 1, 3 * PART_BYTES]), st.booleans()), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 1000, PART_BYTES - 50, PART_BYTES + 1, 3 * PART_BYTES]), st.booleans()),
+        max_size=20,
+    )
+)
 def test_everything_arrives_once_and_small_ones_in_their_order(entries: list[tuple[int, bool]]) -> None:
     outbox, kept, small = Outbox(window_bytes=4 * PART_BYTES), set(), []
     for n, (size, cancelled) in enumerate(entries):
@@ -118,7 +130,11 @@ def test_a_condemned_request_is_refused_for_a_while_whatever_its_seed_and_sessio
     held = Quarantine()
     assert held.condemn(request(), 0.0).code == "poisonous_request"
     held.validate()
-    for same in (request(), request(sampling=Sampling(seed=2)), replace(request(), session_id="else", request_id="q", priority=3)):
+    for same in (
+        request(),
+        request(sampling=Sampling(seed=2)),
+        replace(request(), session_id="else", request_id="q", priority=3),
+    ):
         with pytest.raises(InvalidRequest, match="engine"):
             held.check(same, REFUSED_S - 1)
     for other in (request(tenant="u"), request(size=11), request(sampling=Sampling(temperature=0.5))):
@@ -144,8 +160,12 @@ def test_the_quarantine_is_bounded_by_tenant_and_one_cannot_empty_anothers() -> 
 # ---- waiting ---------------------------------------------------------------------------------------------------------
 def test_acceptance_and_the_first_token_have_deadlines_of_their_own() -> None:
     waits = Waits(accept_s=10, first_token_s=100)
-    assert not late(waits, 9, 0, None, False, alone=False) and "accepted within 10 s" in late(waits, 11, 0, None, False, alone=False)
-    assert not late(waits, 109, 0, 10, False, alone=False) and "token within 100 s" in late(waits, 111, 0, 10, False, alone=False)
+    assert not late(waits, 9, 0, None, False, alone=False) and "accepted within 10 s" in late(
+        waits, 11, 0, None, False, alone=False
+    )
+    assert not late(waits, 109, 0, 10, False, alone=False) and "token within 100 s" in late(
+        waits, 111, 0, 10, False, alone=False
+    )
     assert not late(waits, 11, 0, None, False, alone=True), "it waits for its trial, behind others"
     assert late(waits, 101, 0, None, False, alone=True) and not late(waits, 1e9, 0, 10, True, alone=False)
     assert not late(Waits(0, 0), 1e9, 0, None, False, alone=False)
@@ -159,7 +179,7 @@ def test_a_stalled_worker_is_given_up_at_once_for_another_and_late_when_it_is_th
 
 
 def test_innocent_attempts_are_not_counted_and_a_token_begins_the_time_anew() -> None:
-    attempts = Attempts(Patience(attempts=2, total_s=10))
+    attempts = Attempts(RetryLimits(attempts=2, total_s=10))
     for n in range(9):
         assert isinstance(attempts.innocent("n0", float(n), "lost"), Again) and attempts.failed == 0
     assert isinstance(attempts.innocent("n0", 10.0, "lost"), GiveUp)
@@ -169,7 +189,8 @@ def test_innocent_attempts_are_not_counted_and_a_token_begins_the_time_anew() ->
     assert attempts.last
 
 
-# ---- a gateway and its workers -----------------------------------------------------------------------------------------
+# ---- a gateway and its workers
+# -----------------------------------------------------------------------------------------
 async def streamed(s: Stack, text: str = "hello", **more: Any) -> tuple[int, Any, Any]:
     return await s.chat(text, temperature=0, **more)
 
@@ -181,7 +202,9 @@ async def test_the_request_on_trial_is_refused_when_its_worker_dies_and_the_othe
         going = asyncio.create_task(streamed(s, max_tokens=40))
         blamed = asyncio.create_task(streamed(s, "poison", max_tokens=40))
         await until(lambda: len(s.workers[0].submitted) == 3)
-        trial = next(r.request_id for r in s.workers[0].submitted if r.messages and "poison" in r.messages[0]["content"])
+        trial = next(
+            r.request_id for r in s.workers[0].submitted if r.messages and "poison" in r.messages[0]["content"]
+        )
         s.workers[0].tell(StepFrame(trial=trial))
         await asyncio.sleep(0.1)
         await s.workers[0].kill()
@@ -207,7 +230,7 @@ async def test_after_an_orderly_end_nobody_is_on_trial() -> None:
 
 
 async def test_a_worker_that_never_accepts_loses_the_request_to_another() -> None:
-    async with stack(2, patience=replace(QUICK, accept_s=0.5)) as s:
+    async with stack(2, retry_limits=replace(QUICK, accept_s=0.5)) as s:
         s.workers[0].silent = True
         status, _, headers = await s.chat()
         assert (status, headers["X-Upbeat-Node"]) == (200, "node-1")
@@ -235,7 +258,9 @@ async def test_large_prompts_are_refused_one_by_one_while_a_small_one_passes_the
         assert s.gateway.parts is not None
         worker = s.workers[0]
         stream = s.gateway.parts.workers.stream(worker.node, worker.address)
-        sent = [request(f"large{n}", 15 << 20) for n in range(5)] + [request("small", 5, sampling=Sampling(max_tokens=2))]
+        sent = [request(f"large{n}", 15 << 20) for n in range(5)] + [
+            request("small", 5, sampling=Sampling(max_tokens=2))
+        ]
         flights = [await stream.submit(r, 1.0) for r in sent]
         order = []
 

@@ -88,17 +88,26 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[1].content[0].type",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}]}, "messages[0].tool_calls[0].type"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}]},
+        "messages[0].tool_calls[0].type",
+    ),
     ({"messages": [{"role": "tool", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},
+        "tools[0].function.parameters",
+    ),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
@@ -110,7 +119,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DEEP}}}, "response_format.json_schema.schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DEEP}}},
+        "response_format.json_schema.schema",
+    ),
     ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
     ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
@@ -132,9 +144,17 @@ async def test_a_wrong_or_unknown_field_is_named(s: Stack, stream: bool) -> None
 
 
 async def test_a_missing_field_is_named(s: Stack) -> None:
-    for path, body, param in ((CHAT, {"messages": []}, "model"), (CHAT, {"model": MODEL}, "messages"), (PLAIN, {"model": MODEL}, "prompt")):
+    for path, body, param in (
+        (CHAT, {"messages": []}, "model"),
+        (CHAT, {"model": MODEL}, "messages"),
+        (PLAIN, {"model": MODEL}, "prompt"),
+    ):
         status, answer, _ = await s.post(path, body)
-        assert (status, envelope(answer)["param"], answer["error"]["code"]) == (400, param, "missing_required_parameter")
+        assert (status, envelope(answer)["param"], answer["error"]["code"]) == (
+            400,
+            param,
+            "missing_required_parameter",
+        )
 
 
 async def test_completions_refuse_what_they_do_not_do_by_name(s: Stack) -> None:
@@ -154,7 +174,18 @@ async def test_completions_refuse_what_they_do_not_do_by_name(s: Stack) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"nonsense", b"\xff\xfe\x00", b"null", b"[]", b'"x"', b'{"model": NaN}', b"[" * 100_000, b'{"a":' * 100_000],
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"\xff\xfe\x00",
+        b"null",
+        b"[]",
+        b'"x"',
+        b'{"model": NaN}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+    ],
     ids=["empty", "open", "text", "binary", "null", "list", "string", "nan", "deep list", "deep object"],
 )
 @pytest.mark.parametrize("path", [CHAT, PLAIN, "/v1/advisory", "/v1/invalidate"])
@@ -203,7 +234,12 @@ async def test_an_unknown_node_is_refused_naming_the_header(s: Stack) -> None:
 
 
 async def test_unknown_routes_and_methods_answer_in_the_envelope(s: Stack) -> None:
-    for method, path, status in (("GET", "/v1/nothing", 404), ("POST", "/", 405), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405)):
+    for method, path, status in (
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/", 405),
+        ("GET", CHAT, 405),
+        ("DELETE", "/v1/models", 405),
+    ):
         async with s.http.request(method, s.url + path) as r:
             assert r.status == status
             envelope(await r.json())
@@ -287,19 +323,31 @@ async def test_the_gateway_never_shows_a_traceback(s: Stack) -> None:
 
 
 FORMS = ["structured_outputs", "guided_json", "guided_regex", "guided_choice"]
-KEYS = "type function name parameters description json_schema schema strict id arguments role content tool_calls tool_call_id properties x"
+KEYS = (
+    "type function name parameters description json_schema schema strict id arguments role content tool_calls "
+    "tool_call_id properties x"
+)
 VLLM_KEYS = "json regex choice"
 words = st.text(max_size=6) | st.sampled_from(["function", "f", "object", "\ud800"])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYS.split(), *VLLM_KEYS.split()]), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*KEYS.split(), *VLLM_KEYS.split()]), inner, max_size=5)
+    ),
     max_leaves=12,
 )
 
 
-@given(st.sampled_from(["tools", "tool_choice", "response_format", "messages", "parallel_tool_calls", *FORMS]), json_values, st.booleans())
+@given(
+    st.sampled_from(["tools", "tool_choice", "response_format", "messages", "parallel_tool_calls", *FORMS]),
+    json_values,
+    st.booleans(),
+)
 @settings(max_examples=600, deadline=None)
-def test_whatever_describes_tools_and_formats_is_taken_or_refused_by_name(field: str, value: Any, wrapped: bool) -> None:
+def test_whatever_describes_tools_and_formats_is_taken_or_refused_by_name(
+    field: str, value: Any, wrapped: bool
+) -> None:
     refused: InvalidRequest | None = None
     try:
         wanted = validate(ChatRequest, chat(tools=[TOOL]) | {field: [value] if wrapped else value})

@@ -12,8 +12,8 @@ from gateway.core.admission import LARGE_BYTES, Caller, Keys, bearer, check_leng
 from gateway.core.implicit import ImplicitSessions, after_answer, after_completion, of_messages, of_prompt
 from gateway.core.limits import HintLimits
 from gateway.core.refusals import is_final, refusal
-from gateway.core.retry import Again, Attempts, GiveUp, Patience
-from gateway.core.routing import FleetView, ModelThere, Node, direct_route, missing, unserved
+from gateway.core.retry import Again, Attempts, GiveUp, RetryLimits
+from gateway.core.routing import FleetView, ModelThere, NodeView, direct_route, missing, unserved
 from gateway.core.seeds import choice_seed
 from gateway.sessions import stated
 
@@ -56,7 +56,17 @@ def test_a_length_over_the_limit_is_refused_and_an_unknown_one_is_not() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b" ", b"{", b'{"a": NaN}', b'{"a": 1e999}', b"\xff\xfe", b'{"a": ' + b"9" * 5000 + b"}", b"[" * 500_000, b'{"a":' * 200_000],
+    [
+        b"",
+        b" ",
+        b"{",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b"\xff\xfe",
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b"[" * 500_000,
+        b'{"a":' * 200_000,
+    ],
 )
 def test_what_is_not_plain_json_is_invalid_however_it_is_broken(body: bytes) -> None:
     with pytest.raises(InvalidRequest) as e:
@@ -176,14 +186,16 @@ def test_a_stated_session_that_is_none_is_refused_naming_its_place(bad: str) -> 
 
 # ---- routing without a scheduler -----------------------------------------------------------------------------------
 def nodes(*loads: int, absent: int = -1) -> FleetView:
-    made = [Node(f"n{i}", f"a{i}", i != absent, frozenset({"m"}), running=load) for i, load in enumerate(loads)]
+    made = [NodeView(f"n{i}", f"a{i}", i != absent, frozenset({"m"}), running=load) for i, load in enumerate(loads)]
     return FleetView(tuple(made), expected=len(made))
 
 
 ALL = {"n0", "n1", "n2"}
 
 
-def routed(fleet: FleetView, own: dict[str, int] | None = None, connected: set[str] = ALL, **more: object) -> str | None:
+def routed(
+    fleet: FleetView, own: dict[str, int] | None = None, connected: set[str] = ALL, **more: object
+) -> str | None:
     route = direct_route(fleet, "m", own or {}, connected, **more)  # type: ignore[arg-type]
     return route.node if route else None
 
@@ -207,15 +219,21 @@ def test_avoided_nodes_are_not_chosen_and_a_pinned_one_is() -> None:
 
 def devices(*loads: int) -> FleetView:
     """Two a node."""
-    made = [Node(f"n{i // 2}/{i % 2}", f"a{i}", True, frozenset({"m"}), running=load) for i, load in enumerate(loads)]
+    made = [
+        NodeView(f"n{i // 2}/{i % 2}", f"a{i}", True, frozenset({"m"}), running=load) for i, load in enumerate(loads)
+    ]
     return FleetView(tuple(made), expected=len(made))
 
 
 def test_without_a_scheduler_devices_are_chosen_as_nodes_are_and_a_nodes_own_store_is_no_source() -> None:
     fleet, streams = devices(9, 0, 1, 2), {"n0/0", "n0/1", "n1/0", "n1/1"}
     assert routed(fleet, connected=streams) == "n0/1"
-    assert routed(fleet, connected=streams, pin="n1") == "n1/0" and routed(fleet, connected=streams, pin="n1/1") == "n1/1"
-    assert routed(fleet, connected=streams, pin="n1", avoid=["n1/0"]) == "n1/1", "of a node that is pinned, another device"
+    assert (
+        routed(fleet, connected=streams, pin="n1") == "n1/0" and routed(fleet, connected=streams, pin="n1/1") == "n1/1"
+    )
+    assert routed(fleet, connected=streams, pin="n1", avoid=["n1/0"]) == "n1/1", (
+        "of a node that is pinned, another device"
+    )
     assert routed(fleet, connected=streams, pin="n1/1", avoid=["n1/1"]) == "n1/1"
     for last, sources in (("n0/0", ()), ("n1/0", ("n1",))):
         route = direct_route(devices(90, 0, 90, 90), "m", {}, streams, last=last)
@@ -235,7 +253,9 @@ def test_a_model_that_no_node_serves_has_no_route() -> None:
 def test_one_node_that_serves_the_model_and_has_a_stream_is_enough_to_be_ready() -> None:
     assert unserved(nodes(0, 0, absent=1), ["m"], {"n0"}, False) == []
     assert unserved(FleetView(nodes(0).nodes, expected=3), ["m"], ALL, False) == []
-    assert unserved(nodes(0, 0, absent=1), ["m"], {"n1"}, False) == ["no node that serves m has a stream to this gateway"]
+    assert unserved(nodes(0, 0, absent=1), ["m"], {"n1"}, False) == [
+        "no node that serves m has a stream to this gateway"
+    ]
     assert unserved(nodes(0, absent=0), ["m"], ALL, False) == ["no node serves m"]
     assert unserved(FleetView(), ["m"], ALL, False) == ["no node serves m"]
     assert unserved(None, ["m"], ALL, False) == ["the scheduler does not answer"]
@@ -243,7 +263,7 @@ def test_one_node_that_serves_the_model_and_has_a_stream_is_enough_to_be_ready()
 
 
 def test_ready_needs_a_node_for_each_configured_model() -> None:
-    fleet = FleetView((*nodes(0).nodes, Node("n1", "a1", True, frozenset({"other"}))), expected=2)
+    fleet = FleetView((*nodes(0).nodes, NodeView("n1", "a1", True, frozenset({"other"}))), expected=2)
     assert unserved(fleet, ["m", "other"], ALL, False) == []
     assert unserved(fleet, ["m", "other"], {"n0"}, False) == ["no node that serves other has a stream to this gateway"]
     assert unserved(fleet, ["m", "third"], ALL, False) == ["no node serves third (served: m, other)"]
@@ -253,7 +273,7 @@ def test_ready_needs_a_node_for_each_configured_model() -> None:
 
 @pytest.mark.parametrize("state", [ModelState.COLD, ModelState.LOADING, ModelState.DRAINING])
 def test_a_model_that_a_serving_node_can_wake_is_no_reason_against_being_ready(state: ModelState) -> None:
-    asleep = Node("n1", "a1", True, there=(ModelThere("other", state),))
+    asleep = NodeView("n1", "a1", True, there=(ModelThere("other", state),))
     assert unserved(FleetView((*nodes(0).nodes, asleep)), ["m", "other"], ALL, False) == []
     assert unserved(FleetView((*nodes(0).nodes, replace(asleep, serving=False))), ["m", "other"], ALL, False)
 
@@ -272,7 +292,7 @@ def test_that_every_node_serves_needs_every_expected_node_now_and_a_stream_to_it
 
 def test_why_a_deployment_is_not_ready_says_starting_while_a_node_starts_and_absent_once_it_is_lost() -> None:
     def told(state: str) -> list[str]:
-        starting = Node("n1", "a1", False, frozenset(), state=state)
+        starting = NodeView("n1", "a1", False, frozenset(), state=state)
         return missing(FleetView((nodes(0).nodes[0], starting), expected=2), True, {"n0"}, False)
 
     assert told("starting") == ["1 of 2 nodes serve", "n1 is starting"]
@@ -282,7 +302,7 @@ def test_why_a_deployment_is_not_ready_says_starting_while_a_node_starts_and_abs
 
 # ---- attempts ------------------------------------------------------------------------------------------------------
 def test_a_request_is_given_to_three_workers_at_most() -> None:
-    attempts = Attempts(Patience(attempts=3))
+    attempts = Attempts(RetryLimits(attempts=3))
     assert attempts.lost("n0", 0.0, "lost", ran=True) == Again(0.0)
     assert attempts.lost("n1", 0.0, "lost", ran=True) == Again(0.0)
     assert attempts.avoid == ["n0", "n1"]
@@ -290,7 +310,7 @@ def test_a_request_is_given_to_three_workers_at_most() -> None:
 
 
 def test_waiting_for_a_node_is_bounded_by_time_only_and_forgives() -> None:
-    attempts = Attempts(Patience(total_s=10, pause_s=0.5))
+    attempts = Attempts(RetryLimits(total_s=10, pause_s=0.5))
     attempts.lost("n0", 100.0, "lost", ran=True)
     for step in range(20):
         assert attempts.no_node(100.0 + step * 0.49, "none") == Again(0.5)
@@ -299,7 +319,7 @@ def test_waiting_for_a_node_is_bounded_by_time_only_and_forgives() -> None:
 
 
 def test_a_pinned_node_is_never_avoided() -> None:
-    attempts = Attempts(Patience(), pin="n0")
+    attempts = Attempts(RetryLimits(), pin="n0")
     attempts.lost("n0", 0.0, "lost", ran=False)
     assert attempts.avoid == []
 
@@ -327,11 +347,20 @@ def test_choices_have_different_seeds_and_the_first_has_the_callers() -> None:
 
 # ---- large bodies --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "text", ['{"a": "é\\n\\u00e9", "b": [1, -2.5, 1e3, null, true, 12345678901234567890123], "a": 2}', '"\\ud83d\\ude00"', "[]"]
+    "text",
+    [
+        '{"a": "é\\n\\u00e9", "b": [1, -2.5, 1e3, null, true, 12345678901234567890123], "a": 2}',
+        '"\\ud83d\\ude00"',
+        "[]",
+    ],
 )
 def test_a_large_body_is_decoded_as_a_small_one(text: str) -> None:
     small = parse_json(text.encode())
-    assert parse_json((" " * (LARGE_BYTES + 1) + text).encode()) == small == parse_json((text + "\n" * LARGE_BYTES).encode())
+    assert (
+        parse_json((" " * (LARGE_BYTES + 1) + text).encode())
+        == small
+        == parse_json((text + "\n" * LARGE_BYTES).encode())
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[NaN]", "[-Infinity]", "[1] 2", '"\udcff"', "[01]", "[" * 5000])

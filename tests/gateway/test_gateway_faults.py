@@ -9,7 +9,7 @@ import pytest
 from gateway_fakes import MODEL, Stack, events, stack, until
 
 from contracts.errors import Unavailable
-from gateway.core.retry import Patience
+from gateway.core.retry import RetryLimits
 
 
 @pytest.fixture
@@ -33,7 +33,9 @@ def text_of(chunks: list[Any], index: int = 0) -> str:
     return "".join(c["delta"].get("content", "") for c in choices if c["index"] == index)
 
 
-@pytest.mark.parametrize("how", [{"temperature": 0}, {"seed": 5}, {"seed": 5, "n": 3}], ids=["greedy", "seeded", "three choices"])
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0}, {"seed": 5}, {"seed": 5, "n": 3}], ids=["greedy", "seeded", "three choices"]
+)
 async def test_a_stream_whose_worker_dies_goes_on_elsewhere_with_the_same_text(s: Stack, how: dict[str, Any]) -> None:
     undisturbed = await streamed(s, max_tokens=20, **how)
     s.workers[0].token_s = s.workers[1].token_s = 0.002
@@ -65,7 +67,9 @@ async def test_other_streams_go_on_when_a_worker_dies(s: Stack) -> None:
     going = [
         asyncio.create_task(
             s.post(
-                "/v1/chat/completions", body(max_tokens=30, temperature=0, session_id=node), headers={"X-Upbeat-Node": node} if pin else {}
+                "/v1/chat/completions",
+                body(max_tokens=30, temperature=0, session_id=node),
+                headers={"X-Upbeat-Node": node} if pin else {},
             )
         )
         for node, pin in (("node-0", False), ("node-1", True))
@@ -107,7 +111,7 @@ async def test_a_new_request_waits_for_a_node_too() -> None:
 
 
 async def test_when_no_worker_comes_back_a_whole_answer_is_a_503() -> None:
-    async with stack(1, patience=Patience(total_s=0.5, pause_s=0.05, connect_s=0.1)) as s:
+    async with stack(1, retry_limits=RetryLimits(total_s=0.5, pause_s=0.05, connect_s=0.1)) as s:
         await s.workers[0].kill()
         status, answer, headers = await s.chat()
         assert (status, answer["error"]["code"], answer["error"]["type"]) == (503, "unavailable", "server_error")
@@ -115,7 +119,7 @@ async def test_when_no_worker_comes_back_a_whole_answer_is_a_503() -> None:
 
 
 async def test_when_no_worker_comes_back_a_stream_ends_with_an_error_event() -> None:
-    async with stack(1, patience=Patience(total_s=0.5, pause_s=0.05, connect_s=0.1)) as s:
+    async with stack(1, retry_limits=RetryLimits(total_s=0.5, pause_s=0.05, connect_s=0.1)) as s:
         s.workers[0].token_s = 0.01
         going = asyncio.create_task(streamed(s, max_tokens=200))
         await s.workers[0].seen_submit.wait()
@@ -165,7 +169,9 @@ async def test_without_a_scheduler_requests_go_to_the_last_known_fleet(s: Stack,
     for _ in range(3):
         status, _, headers = await s.chat()
         assert status == 200 and "least outstanding" in headers["X-Upbeat-Why"]
-    assert (await s.post("/v1/chat/completions", body(), headers={"X-Upbeat-Node": "node-1"}))[2]["X-Upbeat-Node"] == "node-1"
+    assert (await s.post("/v1/chat/completions", body(), headers={"X-Upbeat-Node": "node-1"}))[2][
+        "X-Upbeat-Node"
+    ] == "node-1"
 
 
 async def test_a_scheduler_that_comes_back_is_asked_again(s: Stack) -> None:

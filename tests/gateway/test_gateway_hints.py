@@ -32,7 +32,14 @@ async def told(s: Stack, advisories: int = 0, invalidations: int = 0) -> None:
 
 
 async def test_an_advisory_is_accepted_and_the_scheduler_is_told_all_its_fields(s: Stack) -> None:
-    hint = {"session_id": "chat:1", "model_id": MODEL, "expected_arrival": 2.5, "ordered": True, "priority": -4, "ttl_s": 9}
+    hint = {
+        "session_id": "chat:1",
+        "model_id": MODEL,
+        "expected_arrival": 2.5,
+        "ordered": True,
+        "priority": -4,
+        "ttl_s": 9,
+    }
     status, body, _ = await s.post("/v1/advisory", hint, headers={"X-Upbeat-Node": "node-1"})
     assert status == 202
     assert (body["session_id"], body["status"]) == ("chat:1", "accepted")
@@ -79,10 +86,16 @@ async def test_an_invalidation_comes_after_the_advisory_it_takes_back(s: Stack) 
     await told(s, 1, 2)
     first, second = s.scheduler.invalidated
     assert (first.session.session_id, first.advisory_id) == ("a", "")
-    assert (second.session.session_id, second.advisory_id, second.session.tenant) == ("", advisory["advisory_id"], "default")
+    assert (second.session.session_id, second.advisory_id, second.session.tenant) == (
+        "",
+        advisory["advisory_id"],
+        "default",
+    )
 
 
-@pytest.mark.parametrize("body", [{}, {"session_id": "a", "advisory_id": "b"}, {"session_id": "../a"}, {"session_id": "a", "x": 1}])
+@pytest.mark.parametrize(
+    "body", [{}, {"session_id": "a", "advisory_id": "b"}, {"session_id": "../a"}, {"session_id": "a", "x": 1}]
+)
 async def test_a_wrong_invalidation_is_refused(s: Stack, body: dict[str, Any]) -> None:
     status, answer, _ = await s.post("/v1/invalidate", body)
     assert status == 400 and answer["error"]["param"]
@@ -104,7 +117,9 @@ async def test_a_browser_may_send_hints_from_any_page_with_the_key_in_the_body()
             text = '{"session_id": "a", "token": "key-of-acme"}'
             async with s.http.post(s.url + path, data=text, headers={"Content-Type": "text/plain;charset=UTF-8"}) as r:
                 assert r.status == 202 and r.headers["Access-Control-Allow-Origin"] == "*"
-            async with s.http.options(s.url + path, headers={"Origin": "http://x", "Access-Control-Request-Method": "POST"}) as r:
+            async with s.http.options(
+                s.url + path, headers={"Origin": "http://x", "Access-Control-Request-Method": "POST"}
+            ) as r:
                 assert r.status == 204 and "POST" in r.headers["Access-Control-Allow-Methods"]
                 assert "authorization" in r.headers["Access-Control-Allow-Headers"].lower()
             async with s.http.post(s.url + path, data='{"session_id": "a", "token": "wrong-key"}') as r:
@@ -163,7 +178,9 @@ async def test_sessions_are_listed_shown_by_tier_and_erased(s: Stack) -> None:
     assert status == 200 and [x["id"] for x in listed["data"]] == ["chat-1"]
     status, shown = await s.get("/v1/sessions/chat-1")
     assert (status, shown["tokens"], shown["model"]) == (200, 128, MODEL)
-    assert shown["nodes"][0]["tiers"] == [{"tier": "dram", "tokens": 64, "layers": 3, "layer_chunks": [2, 2, 1, 0], "bytes": 4096}]
+    assert shown["nodes"][0]["tiers"] == [
+        {"tier": "dram", "tokens": 64, "layers": 3, "layer_chunks": [2, 2, 1, 0], "bytes": 4096}
+    ]
     async with s.http.delete(f"{s.url}/v1/sessions/chat-1") as r:
         assert r.status == 200 and (await r.json())["deleted"] is True
     assert s.scheduler.erased[0].session_id == "chat-1"
@@ -177,7 +194,13 @@ async def test_sessions_are_listed_shown_by_tier_and_erased(s: Stack) -> None:
 async def test_lists_of_sessions_come_in_pages_in_openais_form(s: Stack) -> None:
     s.scheduler.more_sessions = True
     status, page = await s.get("/v1/sessions?limit=1&order=id&after=chat-0")
-    assert (status, page["object"], page["first_id"], page["last_id"], page["has_more"]) == (200, "list", "chat-1", "chat-1", True)
+    assert (status, page["object"], page["first_id"], page["last_id"], page["has_more"]) == (
+        200,
+        "list",
+        "chat-1",
+        "chat-1",
+        True,
+    )
     asked = s.scheduler.listed[-1]
     assert (asked.limit, asked.after, asked.by_id) == (1, "chat-0", True)
     status, page = await s.get("/v1/sessions?after=chat-1")
@@ -189,8 +212,13 @@ async def test_lists_of_sessions_come_in_pages_in_openais_form(s: Stack) -> None
         assert (status, body["error"]["param"]) == (400, wrong.partition("=")[0])
 
 
-async def test_a_session_that_is_being_erased_is_shown_as_such_and_an_erasure_that_nobody_could_note_is_not_promised(s: Stack) -> None:
-    erasures = [pb.NodeErasure(node="node-0", answered=True, left=[pb.TierLeft(tier="blob", chunks=3)]), pb.NodeErasure(node="node-1")]
+async def test_a_session_that_is_being_erased_is_shown_as_such_and_an_erasure_that_no_node_recorded_is_a_503(
+    s: Stack,
+) -> None:
+    erasures = [
+        pb.NodeErasure(node="node-0", answered=True, left=[pb.TierLeft(tier="blob", chunks=3)]),
+        pb.NodeErasure(node="node-1"),
+    ]
     s.scheduler.residencies["chat-1"] = pb.SessionInfo(known=True, erasing=True, erasures=erasures)
     status, shown = await s.get("/v1/sessions/chat-1")
     assert (status, shown["status"]) == (200, "erasing")
@@ -254,4 +282,7 @@ async def test_metrics_count_requests_by_route_and_status(s: Stack) -> None:
 async def test_the_fleet_is_shown_to_server_keys(s: Stack) -> None:
     status, fleet = await s.get("/v1/fleet")
     assert status == 200 and fleet["ready"] and fleet["expected_nodes"] == 2
-    assert [(n["node"], n["serving"], n["connected"]) for n in fleet["nodes"]] == [("node-0", True, True), ("node-1", True, True)]
+    assert [(n["node"], n["serving"], n["connected"]) for n in fleet["nodes"]] == [
+        ("node-0", True, True),
+        ("node-1", True, True),
+    ]

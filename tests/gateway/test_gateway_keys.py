@@ -20,14 +20,16 @@ from contracts.errors import ConfigError, Unauthorized
 from gateway.core.admission import Caller, Keys
 from gateway.cors import cors_headers, listing
 from gateway.siblings import merged
-from runtime.config import dump_config, load_config, with_hashed_keys
+from runtime.config_file import dump_config, load_config, with_hashed_keys
 
 LONG = "a-key-that-is-long-enough-to-be-hashed"
 
 
 def upbeat(*words: str, said: str = "") -> subprocess.CompletedProcess[str]:
     program = "import sys; from cli.main import app; sys.argv[0] = 'upbeat'; app()"
-    return subprocess.run([sys.executable, "-c", program, *words], input=said, capture_output=True, text=True, check=False, env=os.environ)
+    return subprocess.run(
+        [sys.executable, "-c", program, *words], input=said, capture_output=True, text=True, check=False, env=os.environ
+    )
 
 
 # ---- how they are kept ---------------------------------------------------------------------------------------------
@@ -52,11 +54,15 @@ def test_a_key_that_clients_have_already_is_hashed_from_standard_input() -> None
 
 
 def test_what_a_launcher_writes_to_disk_holds_no_key_that_can_be_used() -> None:
-    config = load_config(None, {"gateway": {"api_keys": [{"key": LONG}, {"key": hashed("x" * 30)}, {"key": "short-key"}]}})
+    config = load_config(
+        None, {"gateway": {"api_keys": [{"key": LONG}, {"key": hashed("x" * 30)}, {"key": "short-key"}]}}
+    )
     written = with_hashed_keys(config)
     assert [is_hashed(k.key) for k in written.gateway.api_keys] == [True, True, False]
     assert LONG not in dump_config(written)
-    assert [configured_digest(k.key) for k in written.gateway.api_keys] == [configured_digest(k.key) for k in config.gateway.api_keys]
+    assert [configured_digest(k.key) for k in written.gateway.api_keys] == [
+        configured_digest(k.key) for k in config.gateway.api_keys
+    ]
 
 
 @pytest.mark.parametrize("key", ["sha256:abc", "sha256:" + "G" * 64, "short"])
@@ -66,7 +72,11 @@ def test_a_wrong_key_stops_the_start_and_is_not_printed(key: str) -> None:
     assert "gateway.api_keys.0.key" in str(e.value) and key not in str(e.value)
 
 
-@given(st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=8), st.text(max_size=20), st.binary(min_size=32, max_size=32))
+@given(
+    st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=8),
+    st.text(max_size=20),
+    st.binary(min_size=32, max_size=32),
+)
 @settings(deadline=None, max_examples=200)
 def test_a_key_is_whose_it_is_and_nothing_else_is_a_key(known: list[str], other: str, blind: bytes) -> None:
     keys = Keys([(hashed_or_not(k, i), Caller(f"t{i}")) for i, k in enumerate(known)], blind)
@@ -122,7 +132,11 @@ async def s() -> Any:
 
 async def test_a_page_of_a_configured_origin_may_call_and_read_streams_and_errors(s: Stack) -> None:
     url = f"{s.url}/v1/chat/completions"
-    ask = {**PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    ask = {
+        **PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
     async with s.http.options(url, headers=ask) as r:
         assert r.status == 204 and r.headers["Access-Control-Allow-Origin"] == PAGE["Origin"]
         assert "authorization" in r.headers["Access-Control-Allow-Headers"].lower()
@@ -147,7 +161,9 @@ async def test_any_other_page_may_only_send_hints() -> None:
             assert r.status == 405, "no page asks"
         async with s.http.get(f"{s.url}/v1/models", headers=other) as r:
             assert "Access-Control-Allow-Origin" not in r.headers and r.headers["Vary"] == "Origin"
-        async with s.http.post(f"{s.url}/v1/advisory", headers=other, json={"session_id": "a", "token": "key-of-acme"}) as r:
+        async with s.http.post(
+            f"{s.url}/v1/advisory", headers=other, json={"session_id": "a", "token": "key-of-acme"}
+        ) as r:
             assert (r.status, r.headers["Access-Control-Allow-Origin"]) == (202, "*")
 
 
@@ -155,7 +171,9 @@ async def test_a_page_on_another_port_of_this_machine_is_told_how_to_be_let_in()
     """Without keys it is trusted as a sender, and yet its browser keeps the answers from it."""
     page = {"Origin": "http://localhost:3000"}
     async with stack(1) as s, s.http.options(f"{s.url}/v1/chat/completions", headers=page) as r:
-        assert r.status == 403 and "upbeat up --cors-origin http://localhost:3000" in (await r.json())["error"]["message"]
+        assert (
+            r.status == 403 and "upbeat up --cors-origin http://localhost:3000" in (await r.json())["error"]["message"]
+        )
 
 
 @pytest.mark.parametrize("origin", ["null", "https://x.org/`rm`", "https://" + "x" * 300, "*"])
@@ -173,7 +191,9 @@ async def test_the_first_refusal_of_an_origin_is_logged_as_browsers_hide_it() ->
                 async with s.http.get(f"{s.url}/v1/models", headers={"Origin": f"https://many-{number}.example"}) as r:
                     assert r.status == 403
         told = [entry["error"] for entry in logs if entry["event"] == "a page was refused"]
-        assert ["one.example" in told[0], "two.example" in told[1]] == [True, True] and all("--cors-origin" in line for line in told)
+        assert ["one.example" in told[0], "two.example" in told[1]] == [True, True] and all(
+            "--cors-origin" in line for line in told
+        )
         assert len(told) == len(set(told)) == 64
 
 

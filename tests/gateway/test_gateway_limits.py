@@ -36,7 +36,9 @@ def refused(found: Ticket | Refused) -> Refused:
 # ---- the core ------------------------------------------------------------------------------------------------------
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=40), st.floats(0.1, 20), st.floats(1, 40))
 @settings(deadline=None)
-def test_a_bucket_never_grants_more_than_its_rate_and_its_burst(asked: list[tuple[float, float]], per_s: float, burst: float) -> None:
+def test_a_bucket_never_grants_more_than_its_rate_and_its_burst(
+    asked: list[tuple[float, float]], per_s: float, burst: float
+) -> None:
     bucket, now, granted = Bucket(per_s, burst, 0.0), 0.0, 0.0
     for pause, wanted in asked:
         now += pause
@@ -67,7 +69,9 @@ def test_tokens_are_estimated_at_first_and_settled_at_the_end() -> None:
     assert u.standing("a", 0.0)["tokens"].remaining == 500
     u.finish(ticket, 900, 0.0, NOON)
     no = refused(u.begin("a", 100, 0.0, NOON))
-    assert (no.what, no.after_s) == ("tokens", 40.0), "the answer left a debt of 300 that is paid off at 10 a second, and 100 are wanted"
+    assert (no.what, no.after_s) == ("tokens", 40.0), (
+        "the answer left a debt of 300 that is paid off at 10 a second, and 100 are wanted"
+    )
     assert u.standing("a", 0.0)["tokens"].remaining == 0
     u.finish(admitted(u.begin("a", 100, 40.0, NOON)), 0, 40.0, NOON)
     assert u.standing("a", 40.0)["tokens"].remaining == 100, "a request that came to nothing costs no tokens"
@@ -115,7 +119,12 @@ def test_a_wall_clock_that_goes_back_forgets_nothing() -> None:
 
 def test_processes_share_a_limit() -> None:
     shared = Allowance(60, 600, 3, 100, 0).share(2)
-    assert (shared.requests_per_min, shared.tokens_per_min, shared.concurrent, shared.tokens_per_day) == (30, 300, 2, 50)
+    assert (shared.requests_per_min, shared.tokens_per_min, shared.concurrent, shared.tokens_per_day) == (
+        30,
+        300,
+        2,
+        50,
+    )
     assert shared.tokens_per_month == 0, "no limit stays none"
 
 
@@ -200,7 +209,11 @@ async def test_over_the_requests_of_a_minute_is_a_429_that_says_when_and_others_
         assert left == ["2", "1", "0"] and headers["x-ratelimit-limit-requests"] == "3"
         assert "x-ratelimit-limit-tokens" not in headers, "what has no limit is not named"
         status, body, headers = await chat(s, "a")
-        assert (status, body["error"]["code"], body["error"]["type"]) == (429, "rate_limit_exceeded", "rate_limit_error")
+        assert (status, body["error"]["code"], body["error"]["type"]) == (
+            429,
+            "rate_limit_exceeded",
+            "rate_limit_error",
+        )
         assert 1 <= int(headers["Retry-After"]) <= 20 and headers["x-ratelimit-remaining-requests"] == "0"
         assert "x-should-retry" not in headers
         status, _, headers = await chat(s, "b")
@@ -218,7 +231,9 @@ async def test_tokens_of_a_minute_are_settled_with_what_was_used() -> None:
             json={"model": "toy", "messages": [{"role": "user", "content": "x"}], "stream": True},
             headers=as_tenant("a"),
         ) as r:
-            assert r.status == 200 and int(r.headers["x-ratelimit-remaining-tokens"]) == 1000 - usage["total_tokens"] - 1
+            assert (
+                r.status == 200 and int(r.headers["x-ratelimit-remaining-tokens"]) == 1000 - usage["total_tokens"] - 1
+            )
             await r.read()
         for _ in range(5):
             status, body, _ = await chat(s, "a")

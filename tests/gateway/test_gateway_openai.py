@@ -11,7 +11,7 @@ import pytest
 from gateway_fakes import MODEL, Stack, events, stack, until
 
 from contracts.errors import Unavailable
-from gateway.core.retry import Patience
+from gateway.core.retry import RetryLimits
 
 
 @pytest.fixture
@@ -35,11 +35,20 @@ async def test_a_chat_answer_has_openais_fields(s: Stack) -> None:
     usage = body["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (11, 3, 14)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 3
-    assert (headers["X-Session-Id"], headers["X-Upbeat-Node"], headers["X-Upbeat-Why"]) == ("abc", "node-0", "first free")
+    assert (headers["X-Session-Id"], headers["X-Upbeat-Node"], headers["X-Upbeat-Why"]) == (
+        "abc",
+        "node-0",
+        "first free",
+    )
 
 
 async def test_a_stream_opens_with_the_role_and_ends_with_usage_and_done(s: Stack) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": {"include_usage": True}}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     async with s.http.post(f"{s.url}/v1/chat/completions", json=body) as r:
         assert r.headers["Content-Type"].startswith("text/event-stream")
         chunks = await events(r)
@@ -63,9 +72,15 @@ async def test_a_stream_begins_when_it_is_accepted_and_its_end_is_one_piece(s: S
                 pieces.append(piece)
                 piece = b""
     if route == "chat/completions":
-        assert pieces[0].count(b"data: ") == 1 and b'"role":"assistant"' in pieces[0], "the role is there before any token"
+        assert pieces[0].count(b"data: ") == 1 and b'"role":"assistant"' in pieces[0], (
+            "the role is there before any token"
+        )
     ends = pieces[-1].split(b"\n\n")
-    assert b'"finish_reason":"length"' in ends[-4] and b'"total_tokens"' in ends[-3] and ends[-2:] == [b"data: [DONE]", b""]
+    assert (
+        b'"finish_reason":"length"' in ends[-4]
+        and b'"total_tokens"' in ends[-3]
+        and ends[-2:] == [b"data: [DONE]", b""]
+    )
 
 
 async def test_streamed_and_whole_answers_are_equal_token_for_token(s: Stack) -> None:
@@ -120,7 +135,13 @@ async def test_every_sampling_parameter_reaches_the_worker(s: Stack) -> None:
     assert status == 200
     request = s.workers[0].submitted[0]
     sampling = request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (0.5, 0.9, 7, 0.1, 11)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (
+        0.5,
+        0.9,
+        7,
+        0.1,
+        11,
+    )
     assert (sampling.max_tokens, sampling.stop, sampling.ignore_eos) == (2, ["END"], True)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.logprobs) == (0.25, -0.5, 4)
     assert sampling.logit_bias == {17: -100.0, 5: 2.5}
@@ -131,14 +152,22 @@ async def test_every_sampling_parameter_reaches_the_worker(s: Stack) -> None:
 async def test_defaults_are_openais_and_an_unseeded_request_gets_a_seed(s: Stack) -> None:
     await s.chat()
     sampling = s.workers[0].submitted[0].sampling
-    assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.logprobs) == (1.0, 1.0, None, [], None)
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.logprobs) == (
+        1.0,
+        1.0,
+        None,
+        [],
+        None,
+    )
     assert sampling.seed is not None
 
 
 async def test_harmless_fields_and_idle_values_are_accepted(s: Stack) -> None:
     status, body, _ = await s.chat(
-        user="u", metadata={"a": "b"}, store=False, service_tier="auto", safety_identifier="x", parallel_tool_calls=True, nvext={"x": 1},
-        kv_hints=None, agent_hint={}, prompt_cache_retention="24h", verbosity="low", response_format={"type": "text"}, tools=[],
+        user="u", metadata={"a": "b"}, store=False, service_tier="auto", safety_identifier="x",
+        parallel_tool_calls=True, nvext={"x": 1},
+        kv_hints=None, agent_hint={}, prompt_cache_retention="24h", verbosity="low", response_format={"type": "text"},
+        tools=[],
         tool_choice="none", stream_options=None, temperature=None,
     )  # fmt: skip
     assert status == 200, body
@@ -148,13 +177,23 @@ async def test_text_parts_are_joined_and_developers_are_systems(s: Stack) -> Non
     messages = [
         {"role": "developer", "content": "be"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "c", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+        {
+            "role": "assistant",
+            "content": "c",
+            "refusal": None,
+            "annotations": [],
+            "audio": None,
+            "function_call": None,
+            "tool_calls": None,
+        },
         {"role": "user", "content": "d", "name": "Ada"},
     ]
     status, body, _ = await s.post("/v1/chat/completions", {"model": MODEL, "messages": messages})
     assert status == 200, body
     sent = s.workers[0].submitted[0].messages
-    assert sent == [{"role": r, "content": c} for r, c in (("system", "be"), ("user", "ab"), ("assistant", "c"), ("user", "d"))]
+    assert sent == [
+        {"role": r, "content": c} for r, c in (("system", "be"), ("user", "ab"), ("assistant", "c"), ("user", "d"))
+    ]
 
 
 async def test_chat_logprobs_have_openais_form(s: Stack) -> None:
@@ -167,7 +206,9 @@ async def test_chat_logprobs_have_openais_form(s: Stack) -> None:
 
 async def test_completions_take_text_tokens_and_several_prompts(s: Stack) -> None:
     for prompt in ("abc", ["abc"], [1, 2, 3], [[1, 2, 3]]):
-        status, body, _ = await s.post("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 2, "logprobs": 1})
+        status, body, _ = await s.post(
+            "/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 2, "logprobs": 1}
+        )
         assert status == 200, body
         assert body["object"] == "text_completion" and len(body["choices"][0]["text"].split()) == 2
         assert body["choices"][0]["logprobs"]["text_offset"][0] == 0
@@ -223,13 +264,15 @@ async def test_the_official_client_raises_its_own_errors(s: Stack) -> None:
 
 
 async def test_the_official_client_comes_back_after_a_503() -> None:
-    async with stack(1, patience=Patience(total_s=0.0, pause_s=0.0)) as s:
+    async with stack(1, retry_limits=RetryLimits(total_s=0.0, pause_s=0.0)) as s:
         s.workers[0].refuse = Unavailable("full")
         with pytest.raises(openai.InternalServerError) as e:
             await client(s).chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
         assert (e.value.status_code, e.value.response.headers["Retry-After"]) == (503, "1")
         patient = client(s).with_options(max_retries=2)
-        asked = asyncio.create_task(patient.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}]))
+        asked = asyncio.create_task(
+            patient.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
+        )
         await until(lambda: len(s.workers[0].submitted) == 2)
         await asyncio.sleep(0.1)  # it has been refused by now, and is not asked again before a second has passed
         s.workers[0].refuse = None
@@ -240,9 +283,13 @@ async def test_the_description_lists_every_route_and_resolves_every_reference(s:
     status, document = await s.get("/openapi.json")
     assert status == 200
     names = set(document["components"]["schemas"])
-    wanted = {line.split("/")[-1] for line in json.dumps(document).split('"') if line.startswith("#/components/schemas/")}
+    wanted = {
+        line.split("/")[-1] for line in json.dumps(document).split('"') if line.startswith("#/components/schemas/")
+    }
     assert wanted <= names and "Message" in names
-    answers = {line.split("/")[-1] for line in json.dumps(document).split('"') if line.startswith("#/components/responses/")}
+    answers = {
+        line.split("/")[-1] for line in json.dumps(document).split('"') if line.startswith("#/components/responses/")
+    }
     assert answers == set(document["components"]["responses"])
     paths = set(document["paths"])
     for path, word in (("/", "playground"), ("/docs", "Upbeat API")):

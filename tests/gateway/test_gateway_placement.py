@@ -60,7 +60,12 @@ async def test_a_sessions_last_decisions_are_shown_with_their_scores() -> None:
         assert turn["scores"][1] == {"node": "node-1", "sum": 1.5, "terms": {"load_s": 0.5, "work_s": 1.0}}
         assert (turn["until_first_s"], turn["after_s"]) == ({"queue": 0.5, "load-ssd": 0.25}, {"decode": 2.0})
         assert (hint["until_first_s"], hint["after_s"]) == (None, None)
-        assert (hint["what"], hint["worth"], hint["prefetched_node"], hint["request_id"]) == ("hint", "full", None, None)
+        assert (hint["what"], hint["worth"], hint["prefetched_node"], hint["request_id"]) == (
+            "hint",
+            "full",
+            None,
+            None,
+        )
         status, body = await s.get("/v1/sessions/nobody/placement")
         assert (status, body["error"]["code"]) == (404, "placement_not_found")
         status, body = await s.get("/v1/sessions/../placement")

@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 from gateway_fakes import MODEL, Stack, events, free_port, stack, until
 
-from runtime.config import Config, changed, dump_config
+from runtime.config import Config
+from runtime.config_file import changed, dump_config
 
 
 async def started(config: Config, folder: Path, number: int = 0) -> asyncio.subprocess.Process:
@@ -75,7 +76,11 @@ async def test_a_stop_waits_for_streams_no_longer_than_it_was_told(s: Stack, tmp
 
             async def draining() -> bool:
                 async with s.http.get(f"{s.url}/ready") as ready:
-                    return ready.status == 503 and "draining" in await ready.text() and ready.headers["Connection"] == "close"
+                    return (
+                        ready.status == 503
+                        and "draining" in await ready.text()
+                        and ready.headers["Connection"] == "close"
+                    )
 
             await until(draining)
             async with s.http.post(f"{s.url}/v1/chat/completions", json=body) as refused:
@@ -83,7 +88,10 @@ async def test_a_stop_waits_for_streams_no_longer_than_it_was_told(s: Stack, tmp
             async with asyncio.timeout(20):
                 chunks = await events(r)
                 assert await process.wait() == 0
-            assert (chunks[-1]["error"]["code"], chunks[-2]["choices"][0]["delta"]["content"][-1]) == ("unavailable", " "), "it is told so"
+            assert (chunks[-1]["error"]["code"], chunks[-2]["choices"][0]["delta"]["content"][-1]) == (
+                "unavailable",
+                " ",
+            ), "it is told so"
     finally:
         await ended(process)
 
@@ -101,7 +109,8 @@ async def test_processes_share_the_port_and_each_answers_for_the_metrics_of_all(
                 return set(re.findall(pattern, await r.text()))
 
         async def both() -> bool:
-            async with aiohttp.ClientSession() as http, http.get(f"{s.url}/ready") as r:  # a new connection, so that either may get it
+            # a new connection, so that either may get it
+            async with aiohttp.ClientSession() as http, http.get(f"{s.url}/ready") as r:
                 await r.read()
             return await seen(r'requests_total\{process="(\d)",route="/ready",status="200"\}') == {"0", "1"}
 
@@ -118,7 +127,11 @@ async def test_processes_share_the_port_and_each_answers_for_the_metrics_of_all(
         assert {r.headers["x-ratelimit-limit-requests"] for r in answers} == {"20"}, "each has its share"
         async with s.http.get(f"{s.url}/metrics") as r:
             text = await r.text()
-        served = dict(re.findall(r'upbeat_gateway_requests_total\{process="(\d)",route="/v1/chat/completions",status="200"\} (\S+)', text))
+        served = dict(
+            re.findall(
+                r'upbeat_gateway_requests_total\{process="(\d)",route="/v1/chat/completions",status="200"\} (\S+)', text
+            )
+        )
         assert set(served) == {"0", "1"} and sum(map(float, served.values())) == sum(r.status == 200 for r in answers)
         processes[0].kill()
         await processes[0].wait()
@@ -143,7 +156,9 @@ async def test_a_process_whose_number_is_taken_or_too_large_does_not_start(s: St
     config = changed(s.config, {"gateway": {"processes": 2, "port": free_port()}})
     processes = [await started(config, tmp_path, 0) for _ in range(2)]
     try:
-        done, _ = await asyncio.wait([asyncio.create_task(p.wait()) for p in processes], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            [asyncio.create_task(p.wait()) for p in processes], timeout=30, return_when=asyncio.FIRST_COMPLETED
+        )
         assert [task.result() for task in done] == [1]
     finally:
         for process in processes:

@@ -17,7 +17,12 @@ from contracts.ids import check_session_id
 from gateway.core.hops import HEADERS, hop_of
 
 ANYTHING = (
-    st.none() | st.booleans() | st.integers(-2000, 90_000) | st.floats() | st.text(max_size=12) | st.sampled_from(["a:b", "..", "x" * 129])
+    st.none()
+    | st.booleans()
+    | st.integers(-2000, 90_000)
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(["a:b", "..", "x" * 129])
 )
 FIELDS = ("session_id", "model_id", "expected_arrival", "ordered", "priority", "ttl_s")
 
@@ -47,7 +52,12 @@ def test_every_hint_that_the_sdk_takes_the_server_takes(said: dict[str, Any], wa
             raise AssertionError(f"the server takes {said}") from None
         return
     (read,) = parse_advisories(hint.body(waited_s))
-    assert (read.session_id, read.model_id, read.ordered, read.priority) == (hint.session_id, hint.model_id, hint.ordered, hint.priority)
+    assert (read.session_id, read.model_id, read.ordered, read.priority) == (
+        hint.session_id,
+        hint.model_id,
+        hint.ordered,
+        hint.priority,
+    )
     assert (read.expected_arrival_s is None) == (hint.expected_arrival is None)
 
 

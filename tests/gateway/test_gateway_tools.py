@@ -1,4 +1,5 @@
-"""Tools, formats and choices between an OpenAI client and a worker: what is sent on, and what comes back in OpenAI's shape."""
+"""Tools, formats and choices between an OpenAI client and a worker: what is sent on, and what comes back in OpenAI's
+shape."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from gateway.openai.responses import ChatShape, Choice, CompletionShape, Usage
 
 F = {
     "type": "function",
-    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"n": {}}}, "strict": True},
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"n": {}}},
+        "strict": True,
+    },
 }
 G = {"type": "function", "function": {"name": "g"}}
 
@@ -68,11 +74,18 @@ async def test_the_worker_is_told_what_was_asked_for(s: Stack) -> None:
         {"tools": [F, G], "tool_choice": "none"},
         {"tools": [], "tool_choice": "none"},
     ]
-    for wish in asked:
-        status, body, _ = await s.chat(**wish)
+    for fields in asked:
+        status, body, _ = await s.chat(**fields)
         assert status == 200, body
     sent = s.workers[0].submitted
-    assert [json.loads(r.json_schema) if r.json_schema else None for r in sent] == [{"type": "object"}, schema, None, None, None, None]
+    assert [json.loads(r.json_schema) if r.json_schema else None for r in sent] == [
+        {"type": "object"},
+        schema,
+        None,
+        None,
+        None,
+        None,
+    ]
     assert sent[1].json_schema is not None and sent[1].json_schema.index('"b"') < sent[1].json_schema.index('"a"'), (
         "properties keep their order"
     )
@@ -84,7 +97,9 @@ async def test_the_worker_is_told_what_was_asked_for(s: Stack) -> None:
 
 
 async def test_what_the_library_cannot_do_is_a_400_before_any_header(s: Stack) -> None:
-    s.workers[0].refuse = InvalidRequest("response_format cannot be enforced: no", param="response_format", code="unsupported_schema")
+    s.workers[0].refuse = InvalidRequest(
+        "response_format cannot be enforced: no", param="response_format", code="unsupported_schema"
+    )
     for stream in (False, True):
         status, body, _ = await s.chat(response_format={"type": "json_object"}, stream=stream)
         assert (status, body["error"]["param"]) == (400, "response_format") and "no" in body["error"]["message"]
@@ -134,7 +149,10 @@ async def test_a_call_goes_on_when_its_worker_dies(s: Stack) -> None:
     _, moved, headers = await s.chat(tools=[F], tool_choice="required", seed=3, max_tokens=8)
     calls = [w["choices"][0]["message"]["tool_calls"][0]["function"] for w in (whole, moved)]
     assert calls[0] == calls[1] and headers["X-Upbeat-Node"] == "node-1"
-    assert s.workers[1].submitted[0].tool_use == s.workers[0].submitted[-1].tool_use and len(s.workers[1].submitted[0].resume_tokens) == 4
+    assert (
+        s.workers[1].submitted[0].tool_use == s.workers[0].submitted[-1].tool_use
+        and len(s.workers[1].submitted[0].resume_tokens) == 4
+    )
 
 
 async def test_choices_of_a_prompt_are_a_group_and_its_first_arrives_first(s: Stack) -> None:
@@ -154,15 +172,20 @@ async def test_choices_stay_a_group_when_their_worker_dies(s: Stack) -> None:
     status, body, _ = await s.chat(n=3, seed=1, max_tokens=6)
     assert status == 200 and len({c["message"]["content"] for c in body["choices"]}) == 3
     moved = s.workers[1].submitted
-    assert {r.choice for r in moved} == {0, 1, 2} and {r.group for r in moved} == {r.group for r in s.workers[0].submitted}
+    assert {r.choice for r in moved} == {0, 1, 2} and {r.group for r in moved} == {
+        r.group for r in s.workers[0].submitted
+    }
 
 
 async def test_embeddings_are_refused_by_name(s: Stack) -> None:
     status, body, _ = await s.post("/v1/embeddings", {"model": MODEL, "input": "x"})
-    assert status == 400 and "embeddings" in body["error"]["message"] and body["error"]["code"] == "unsupported_operation"
+    assert (
+        status == 400 and "embeddings" in body["error"]["message"] and body["error"]["code"] == "unsupported_operation"
+    )
 
 
-# ---- shapes ------------------------------------------------------------------------------------------------------------
+# ---- shapes
+# ------------------------------------------------------------------------------------------------------------
 FOX = "🦊".encode()
 PIECES = [
     TokenLogprob(b"a ", -0.5, [(b"a ", -0.5), (b"b", -1.0)]),
@@ -181,12 +204,16 @@ def test_chat_logprobs_have_the_exact_bytes_of_parts_of_characters() -> None:
 
 @pytest.mark.parametrize("cuts", [[6], [1, 2, 3], [2, 4]])
 def test_legacy_logprobs_have_offsets_of_characters_streamed_or_not(cuts: list[int]) -> None:
-    whole = CompletionShape("id", "m", 0, False, True).whole([Choice(0, ["a 🦊!"], PIECES)], Usage(1, 6, 0))["choices"][0]["logprobs"]
+    whole = CompletionShape("id", "m", 0, False, True).whole([Choice(0, ["a 🦊!"], PIECES)], Usage(1, 6, 0))["choices"][
+        0
+    ]["logprobs"]
     assert whole["text_offset"] == [0, 2, 2, 2, 2, 3]
     assert whole["tokens"] == ["a ", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x8a", "!"]
     assert whole["top_logprobs"][0] == {"a ": -0.5, "b": -1.0} and whole["top_logprobs"][-1] == {"?": -0.1, "!": -2.0}
     shape = CompletionShape("id", "m", 0, False, True)
-    parts = [shape.delta(0, "", PIECES[a:b])["choices"][0]["logprobs"] for a, b in zip([0, *cuts], [*cuts, 6], strict=True)]
+    parts = [
+        shape.delta(0, "", PIECES[a:b])["choices"][0]["logprobs"] for a, b in zip([0, *cuts], [*cuts, 6], strict=True)
+    ]
     assert {key: [x for part in parts for x in part[key]] for key in whole} == whole
 
 

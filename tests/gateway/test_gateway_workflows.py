@@ -133,7 +133,9 @@ async def test_a_graph_is_declared_shown_listed_and_deleted_by_its_tenant_alone(
         ("w", GRAPH | {"weight": 3}, "weight"),
     ],
 )
-async def test_a_graph_that_is_wrong_is_refused_naming_the_field(s: Stack, name: str, body: Any, param: str | None) -> None:
+async def test_a_graph_that_is_wrong_is_refused_naming_the_field(
+    s: Stack, name: str, body: Any, param: str | None
+) -> None:
     status, answer = await put(s, name, body)
     assert (status, answer["error"]["param"]) == (400, param) and not s.scheduler.workflows
 

@@ -11,19 +11,19 @@ from gateway_fakes import MODEL, QUICK, Stack, stack, until
 from contracts.models import ModelState
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.core.registry import Registered, described, names
-from gateway.core.routing import FleetView, Model, ModelThere, Node, direct_route
+from gateway.core.routing import FleetView, Model, ModelThere, NodeView, direct_route
 from gateway.fleet import fleet_from_wire
 
 SMALL = Registered(ttft_s=0.5, engine="native")
 
 
-def node(number: int, state: ModelState, *, serving: bool = True, **there: Any) -> Node:
+def node(number: int, state: ModelState, *, serving: bool = True, **there: Any) -> NodeView:
     active = frozenset({"small"}) if state is ModelState.ACTIVE else frozenset[str]()
     of_node = {"there": (ModelThere("small", state, **there),), "state": "serving" if serving else "draining"}
-    return Node(f"node-{number}", f"a{number}", serving, active, **of_node)
+    return NodeView(f"node-{number}", f"a{number}", serving, active, **of_node)
 
 
-def shown(*nodes: Node) -> dict[str, Any]:
+def shown(*nodes: NodeView) -> dict[str, Any]:
     seen = {"small": Model("small", 4096, 7, weight_bytes=100, ttft_slo_s=9.0, engine="native")}
     return described("small", {"small": SMALL}, seen, FleetView(nodes))
 
@@ -41,19 +41,25 @@ def test_registered_models_come_in_the_configurations_order_and_then_what_nodes_
         ((node(0, ModelState.ACTIVE, serving=False),), "cold"),
     ],
 )
-def test_a_model_is_in_the_best_state_that_a_serving_node_has_it_in(nodes: tuple[Node, ...], state: str) -> None:
+def test_a_model_is_in_the_best_state_that_a_serving_node_has_it_in(nodes: tuple[NodeView, ...], state: str) -> None:
     assert shown(*nodes)["state"] == state
 
 
-def test_a_model_is_shown_with_its_nodes_its_sizes_and_its_promises() -> None:
+def test_a_model_is_shown_with_its_nodes_its_sizes_and_its_objectives() -> None:
     model = shown(
         node(0, ModelState.ACTIVE, running=2, kv_bytes_used=3, kv_bytes_cached=1, kv_bytes_limit=4),
         node(1, ModelState.ACTIVE, serving=False),
     )
-    assert (model["max_model_len"], model["created"], model["weight_bytes"], model["engine"]) == (4096, 7, 100, "native")
+    assert (model["max_model_len"], model["created"], model["weight_bytes"], model["engine"]) == (
+        4096,
+        7,
+        100,
+        "native",
+    )
     assert (model["ttft_slo_s"], model["tpot_slo_s"]) == (0.5, 0.0), "the configuration's word counts"
     assert model["nodes"][0] == {
-        "node": "node-0", "state": "active", "running": 2, "waiting": 0, "kv_bytes_used": 3, "kv_bytes_cached": 1, "kv_bytes_limit": 4,
+        "node": "node-0", "state": "active", "running": 2, "waiting": 0, "kv_bytes_used": 3, "kv_bytes_cached": 1,
+        "kv_bytes_limit": 4,
     }  # fmt: skip
     assert model["nodes"][1]["state"] == "draining"
 
@@ -72,19 +78,31 @@ def test_without_a_scheduler_a_request_goes_to_a_node_that_has_its_model_active(
 
 def test_the_fleet_says_of_each_model_how_it_is_on_each_node() -> None:
     info = pb.ModelInfo(name="small", state=pb.MODEL_STATE_ACTIVE)
-    load = pb.ModelLoad(model="small", state=pb.MODEL_STATE_LOADING, running=1, kv_bytes_used=5, kv_bytes_cached=7, kv_bytes_limit=6)
+    load = pb.ModelLoad(
+        model="small", state=pb.MODEL_STATE_LOADING, running=1, kv_bytes_used=5, kv_bytes_cached=7, kv_bytes_limit=6
+    )
     old = pb.FleetNode(node="node-1", serving=True, models=[pb.ModelInfo(name="small")])
-    view = fleet_from_wire(pb.Fleet(nodes=[pb.FleetNode(node="node-0", serving=True, models=[info], loads=[load]), old]))
-    assert view.nodes[0].there == (ModelThere("small", ModelState.LOADING, 1, 0, 5, 7, 6),) and not view.nodes[0].able("small")
+    view = fleet_from_wire(
+        pb.Fleet(nodes=[pb.FleetNode(node="node-0", serving=True, models=[info], loads=[load]), old])
+    )
+    assert view.nodes[0].there == (ModelThere("small", ModelState.LOADING, 1, 0, 5, 7, 6),) and not view.nodes[0].able(
+        "small"
+    )
     assert view.nodes[1].able("small"), "a worker that names a model and says no more has it active"
 
 
 async def test_registered_models_are_listed_and_only_others_do_not_exist() -> None:
     two = {MODEL: {"path": "/m/toy", "nodes": [0], "tpot_s": 0.25}, "asleep": {"path": "/m/asleep", "nodes": [1]}}
-    async with stack(2, models=two, patience=replace(QUICK, total_s=0.3), asleep={"node-1": ["asleep"]}) as s:
+    async with stack(2, models=two, retry_limits=replace(QUICK, total_s=0.3), asleep={"node-1": ["asleep"]}) as s:
         status, listed = await s.get("/v1/models")
-        assert status == 200 and [(m["id"], m["state"]) for m in listed["data"]] == [(MODEL, "active"), ("asleep", "cold")]
-        assert listed["data"][0]["tpot_slo_s"] == 0.25 and [n["node"] for n in listed["data"][0]["nodes"]] == ["node-0", "node-1"]
+        assert status == 200 and [(m["id"], m["state"]) for m in listed["data"]] == [
+            (MODEL, "active"),
+            ("asleep", "cold"),
+        ]
+        assert listed["data"][0]["tpot_slo_s"] == 0.25 and [n["node"] for n in listed["data"][0]["nodes"]] == [
+            "node-0",
+            "node-1",
+        ]
         assert (await s.get("/v1/models/asleep"))[1]["state"] == "cold" and (await s.get("/v1/models/other"))[0] == 404
         assert (await s.chat())[0] == 200
         status, answer, headers = await s.chat(model="asleep")

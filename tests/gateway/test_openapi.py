@@ -1,4 +1,5 @@
-"""What `/openapi.json` promises holds: whatever fits it, and whatever does not, is answered as described, and never with a 5xx."""
+"""`/openapi.json` is true: bodies that fit it, and bodies that do not, are answered as described, and never with a
+5xx."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
-from security_house import CHAT, KEY_A, SESSION, House, house
+from security_harness import CHAT, KEY_A, SESSION, Harness, harness
 
 from gateway.openai.description import openapi
 
@@ -25,8 +26,8 @@ QUICK, LONG = 8, 100
 
 
 @pytest.fixture(scope="module")
-async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    async with house(tmp_path_factory.mktemp("gateway"), max_advisories_per_s=1e6) as running:
+async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+    async with harness(tmp_path_factory.mktemp("gateway"), max_advisories_per_s=1e6) as running:
         yield running
         await running.is_whole()
 
@@ -62,7 +63,9 @@ def fuzz(label: str, port: int, examples: int) -> dict[int, int]:
     """Try an operation with what fits its description and with what does not; how often which status came."""
     found: dict[int, int] = {}
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-        if mode is GenerationMode.NEGATIVE and not (OPERATIONS[label].body or OPERATIONS[label].query or OPERATIONS[label].path_parameters):
+        if mode is GenerationMode.NEGATIVE and not (
+            OPERATIONS[label].body or OPERATIONS[label].query or OPERATIONS[label].path_parameters
+        ):
             continue  # nothing of it can be wrong
 
         with requests.Session() as session:
@@ -89,7 +92,7 @@ def fuzz(label: str, port: int, examples: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
-async def test_whatever_is_sent_is_answered_as_described(h: House, label: str) -> None:
+async def test_whatever_is_sent_is_answered_as_described(h: Harness, label: str) -> None:
     h.worker.tokens_by_default = 1
     found = await asyncio.to_thread(fuzz, label, h.port, QUICK)
     assert sum(found.values()) >= 1
@@ -98,12 +101,12 @@ async def test_whatever_is_sent_is_answered_as_described(h: House, label: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", OPERATIONS)
-async def test_whatever_is_sent_is_answered_as_described_for_longer(h: House, label: str) -> None:
+async def test_whatever_is_sent_is_answered_as_described_for_longer(h: Harness, label: str) -> None:
     await asyncio.to_thread(fuzz, label, h.port, LONG)
     await h.is_whole()
 
 
-async def test_what_goes_well_is_answered_as_described(h: House) -> None:
+async def test_what_goes_well_is_answered_as_described(h: Harness) -> None:
     """Generated requests seldom go well: they name no model and no session that exists."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     sent: list[tuple[str, str, str, Any]] = [
@@ -141,14 +144,16 @@ async def test_what_goes_well_is_answered_as_described(h: House) -> None:
     def go() -> None:
         for method, path, target, body in sent:
             headers = {"Authorization": f"Bearer {KEY_A}"}
-            response = requests.request(method, f"http://127.0.0.1:{h.port}{target or path}", json=body, headers=headers, timeout=30)
+            response = requests.request(
+                method, f"http://127.0.0.1:{h.port}{target or path}", json=body, headers=headers, timeout=30
+            )
             assert response.status_code in (200, 202), (path, response.text)
             conforms(f"{method} {path}", response)
 
     await asyncio.to_thread(go)
 
 
-async def test_the_document_is_whole_and_needs_nothing_from_elsewhere(h: House) -> None:
+async def test_the_document_is_whole_and_needs_nothing_from_elsewhere(h: Harness) -> None:
     answer = await h.ask("GET", "/openapi.json", key=None)
     assert answer.status == 200 and answer.body.decode()
     text = str(openapi())

@@ -1,4 +1,5 @@
-"""The stream on which a gateway asks a scheduler: questions share messages, and one that ends takes only its own questions with it."""
+"""The stream on which a gateway asks a scheduler: questions share messages, and one that ends takes only its own
+questions with it."""
 
 from __future__ import annotations
 
@@ -15,20 +16,25 @@ from runtime import rpc
 
 
 class Answering(scheduler_pb2_grpc.SchedulerServicer):
-    """Answers each question with the request's id as the node. messages: how many questions each had. waits: answer only when it is set."""
+    """Answers each question with the request's id as the node. messages: how many questions each had. waits: answer
+    only when it is set."""
 
     def __init__(self) -> None:
         self.messages: list[int] = []
         self.waits: asyncio.Event | None = None
 
-    async def Place(self, request_iterator: AsyncIterator[pb.PlaceRequests], context: Any) -> AsyncIterator[pb.PlaceAnswers]:
+    async def Place(
+        self, request_iterator: AsyncIterator[pb.PlaceRequests], context: Any
+    ) -> AsyncIterator[pb.PlaceAnswers]:
         async for message in request_iterator:
             self.messages.append(len(message.requests))
             if self.waits is not None:
                 await self.waits.wait()
             if any(r.request_id == "end" for r in message.requests):
                 return
-            yield pb.PlaceAnswers(answers=[pb.PlaceAnswer(placed=pb.Placement(node=r.request_id)) for r in message.requests])
+            yield pb.PlaceAnswers(
+                answers=[pb.PlaceAnswer(placed=pb.Placement(node=r.request_id)) for r in message.requests]
+            )
 
 
 @pytest.fixture

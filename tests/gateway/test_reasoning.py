@@ -1,4 +1,5 @@
-"""What a model thinks comes in `reasoning_content`, whole and streamed, unless it is not wanted; and what it says is what counts."""
+"""What a model thinks comes in `reasoning_content`, whole and streamed, unless it is not wanted; and what it says is
+what counts."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ async def test_a_stream_tells_it_piece_by_piece_and_first(s: Stack) -> None:
         s.workers[0].token_s = 0.0
     assert (joined(chunks, "content"), joined(chunks, "reasoning_content")) == ("Hello.", "A cat.")
     kinds = [next(iter(c["choices"][0]["delta"]), "") for c in chunks[1:-1]]
-    assert kinds.count("reasoning_content") > 1 and kinds == sorted(kinds, key=["reasoning_content", "content", ""].index)
+    assert kinds.count("reasoning_content") > 1 and kinds == sorted(
+        kinds, key=["reasoning_content", "content", ""].index
+    )
     assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 8
 
 
@@ -84,7 +87,10 @@ async def test_logprobs_are_told_of_every_token(s: Stack) -> None:
     assert [token["token"] for token in told] == SAYS
     chunks = await streamed(s, logprobs=True)
     assert [
-        t["token"] for c in chunks if c["choices"] and c["choices"][0]["logprobs"] for t in c["choices"][0]["logprobs"]["content"]
+        t["token"]
+        for c in chunks
+        if c["choices"] and c["choices"][0]["logprobs"]
+        for t in c["choices"][0]["logprobs"]["content"]
     ] == SAYS
 
 

@@ -1,4 +1,5 @@
-"""What one tenant sends delays nobody else: 16 MiB of every hostile kind, bodies that never end, and prompts that fit no context."""
+"""What one tenant sends delays nobody else: 16 MiB of every hostile kind, bodies that never end, and prompts that fit
+no context."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from gateway_fakes import until
-from security_house import CHAT, KEY_A, KEY_B, Answer, House, house, read_answer, rss_of
+from security_harness import CHAT, KEY_A, KEY_B, Answer, Harness, harness, read_answer, rss_of
 
 from contracts.v1 import scheduler_pb2 as pb
 
@@ -25,16 +26,18 @@ FOUR_BODIES = {"max_body_bytes": 4 * MIB, "body_memory_bytes": 16 * MIB}
 
 
 @pytest.fixture(scope="module")
-async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    async with house(tmp_path_factory.mktemp("gateway"), MODEL) as running:
+async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+    async with harness(tmp_path_factory.mktemp("gateway"), MODEL) as running:
         yield running
         await running.is_whole()
 
 
-async def program(what: str, h: House, key: str, seconds: float) -> Any:
+async def program(what: str, h: Harness, key: str, seconds: float) -> Any:
     """What `body_senders` prints."""
     command = [sys.executable, "-m", "tests.gateway.body_senders", what, str(h.port), key, str(seconds)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2])
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
     said, _ = await process.communicate()
     assert process.returncode == 0, what
     return json.loads(said)
@@ -46,7 +49,7 @@ def part(seconds: list[float], share: float) -> float:
 
 
 # ---- the event loop ------------------------------------------------------------------------------------------------
-async def test_bodies_of_every_hostile_kind_delay_no_other_tenant_and_take_bounded_memory(h: House) -> None:
+async def test_bodies_of_every_hostile_kind_delay_no_other_tenant_and_take_bounded_memory(h: Harness) -> None:
     await h.ask("POST", "/v1/completions", {"model": "toy", "prompt": "x" * MIB})  # its helpers have started
     family = h.family()
     before, most = rss_of(family), 0
@@ -60,7 +63,10 @@ async def test_bodies_of_every_hostile_kind_delay_no_other_tenant_and_take_bound
     async def trickle() -> Answer:
         """A body of which a byte comes every second."""
         reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY_A}\r\nContent-Type: application/json\r\n"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY_A}\r\nContent-Type: "
+            "application/json\r\n"
+        )
         writer.write(f"{head}Content-Length: 1000\r\n\r\n".encode())
         answering = asyncio.create_task(read_answer(reader))
         while not answering.done():
@@ -78,7 +84,8 @@ async def test_bodies_of_every_hostile_kind_delay_no_other_tenant_and_take_bound
     assert 400 in statuses["one long text"] and 413 in statuses["tiny objects"], statuses
     late = {name: [round(part(times, p), 3) for p in (0.95, 0.99)] for name, times in took.items()}
     assert all(len(times) > 50 for times in took.values()), {name: len(times) for name, times in took.items()}
-    # On a machine with free cores 99 of 100 stay below: 30 ms for /health and hints, 70 ms for chats. Others use this one, too.
+    # On a machine with free cores 99 of 100 stay below: 30 ms for /health and hints, 70 ms for chats. Others use this
+    # one, too.
     assert max(p95 for p95, _ in late.values()) < 0.1 and max(p99 for _, p99 in late.values()) < 0.5, late
     # Three bodies with their copies in the gateway, and what two helpers may make of one each.
     assert most < 512 * MIB, f"{most >> 20} MiB"
@@ -95,28 +102,41 @@ async def test_bodies_of_every_hostile_kind_delay_no_other_tenant_and_take_bound
         ("completions", {"prompt": [1] * 700_000}, "prompt"),
     ],
 )
-async def test_too_long_is_said_within_a_tenth_of_a_second(h: House, path: str, body: dict[str, Any], param: str) -> None:
+async def test_too_long_is_said_within_a_tenth_of_a_second(
+    h: Harness, path: str, body: dict[str, Any], param: str
+) -> None:
     content, took = json.dumps({"model": "toy", **body}).encode(), []
     for _ in range(5):
         began = time.monotonic()
         answer = await h.ask("POST", f"/v1/{path}", content)
         took.append(time.monotonic() - began)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "context_length_exceeded", param), answer
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (
+            400,
+            "context_length_exceeded",
+            param,
+        ), answer
     assert statistics.median(took) < 0.1, took
     assert not h.worker.submitted or len(str(h.worker.submitted[-1].messages)) < 100, "no worker is asked"
 
 
 async def test_a_body_longer_than_any_prompt_can_be_is_refused_by_its_length(tmp_path: Path) -> None:
     small = pb.ModelInfo(name="toy", max_tokens=1024, created_s=1, longest_token_bytes=16, message_token_bytes=16)
-    async with house(tmp_path, small) as h:
-        head = f"Host: x\r\nAuthorization: Bearer {KEY_A}\r\nContent-Type: application/json\r\nContent-Length: {5 * MIB}\r\n\r\n"
+    async with harness(tmp_path, small) as h:
+        head = (
+            f"Host: x\r\nAuthorization: Bearer {KEY_A}\r\nContent-Type: application/json\r\nContent-Length: "
+            f"{5 * MIB}\r\n\r\n"
+        )
         answer = await h.raw(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode())
         assert answer.status == 413 and "shorten" in answer.error["message"]
 
 
-async def test_a_large_body_asks_for_the_same_as_a_small_one(h: House) -> None:
-    """The padding is white space, which says nothing: what the worker gets is the same either way, and so is the session."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+async def test_a_large_body_asks_for_the_same_as_a_small_one(h: Harness) -> None:
+    """The padding is white space, which says nothing: what the worker gets is the same either way, and so is the
+    session."""
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    }
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "system", "content": "Be brief, ü 💥"},
@@ -124,14 +144,31 @@ async def test_a_large_body_asks_for_the_same_as_a_small_one(h: House) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "7"},
     ]
-    hints = {"protocol_version": "0.1", "actions": [{"action_id": "1", "action_type": "kv.pin", "payload": {"session_id": "other"}}]}
-    more = {"seed": 5, "max_tokens": 3, "stop": ["x"], "logit_bias": {"7": 1.5}, "stop_token_ids": [9], "logprobs": True, "top_logprobs": 2}
+    hints = {
+        "protocol_version": "0.1",
+        "actions": [{"action_id": "1", "action_type": "kv.pin", "payload": {"session_id": "other"}}],
+    }
+    more = {
+        "seed": 5,
+        "max_tokens": 3,
+        "stop": ["x"],
+        "logit_bias": {"7": 1.5},
+        "stop_token_ids": [9],
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     chat = {"model": "toy", "messages": messages, "tools": [tool], "kv_hints": hints, "n": 2, **more}
     for path, body in (
         ("chat/completions", chat),
         (
             "chat/completions",
-            chat | {"session_id": "mine", "response_format": {"type": "json_object"}, "tools": None, "messages": messages[:2]},
+            chat
+            | {
+                "session_id": "mine",
+                "response_format": {"type": "json_object"},
+                "tools": None,
+                "messages": messages[:2],
+            },
         ),
         ("completions", {"model": "toy", "prompt": ["one" * 30, "two"], "max_tokens": 2, "seed": 1, "logprobs": 1}),
         ("completions", {"model": "toy", "prompt": [[1, 2, 3], [4, 5]], "max_tokens": 2, "seed": 1}),
@@ -143,7 +180,10 @@ async def test_a_large_body_asks_for_the_same_as_a_small_one(h: House) -> None:
         for padding in (b"", b" " * (300 << 10)):
             h.worker.submitted.clear()
             answer = await h.ask("POST", f"/v1/{path}", json.dumps(body).encode() + padding)
-            asked = [(r.sampling, r.messages, r.prompt, r.prompt_tokens, r.json_schema, r.tool_use, r.packed) for r in h.worker.submitted]
+            asked = [
+                (r.sampling, r.messages, r.prompt, r.prompt_tokens, r.json_schema, r.tool_use, r.packed)
+                for r in h.worker.submitted
+            ]
             said = json.loads(answer.body)
             results = said.get("kv_hints"), said.get("error"), said.get("usage")
             seen.append((answer.status, answer.headers.get("x-session-id", "").partition("-")[0], asked, results))
@@ -155,15 +195,23 @@ class Unfinished:
     """A request whose body lacks a byte."""
 
     def __init__(
-        self, h: House, size: int, path: str = "/v1/chat/completions", key: str | None = KEY_A, address: str = "127.0.0.1"
+        self,
+        h: Harness,
+        size: int,
+        path: str = "/v1/chat/completions",
+        key: str | None = KEY_A,
+        address: str = "127.0.0.1",
     ) -> None:
         self._h, self._size, self._path, self._key, self._address = h, size, path, key, address
 
     async def __aenter__(self) -> Unfinished:
-        self.reader, self._writer = await asyncio.open_connection("127.0.0.1", self._h.port, local_addr=(self._address, 0))
+        self.reader, self._writer = await asyncio.open_connection(
+            "127.0.0.1", self._h.port, local_addr=(self._address, 0)
+        )
         credential = f"Authorization: Bearer {self._key}\r\n" if self._key else ""
         head = (
-            f"POST {self._path} HTTP/1.1\r\nHost: x\r\n{credential}Content-Type: application/json\r\nContent-Length: {self._size}\r\n\r\n"
+            f"POST {self._path} HTTP/1.1\r\nHost: x\r\n{credential}Content-Type: "
+            f"application/json\r\nContent-Length: {self._size}\r\n\r\n"
         )
         self._writer.write(head.encode() + b" " * (self._size - 1))
         await self._writer.drain()
@@ -173,10 +221,14 @@ class Unfinished:
         self._writer.close()
 
 
-async def held(h: House) -> int:
+async def held(h: Harness) -> int:
     """Bytes of bodies, as the gateway says."""
     text = (await h.ask("GET", "/metrics", key=None)).body.decode()
-    return int(float(next(line for line in text.splitlines() if line.startswith("upbeat_gateway_body_bytes")).rpartition(" ")[2]))
+    return int(
+        float(
+            next(line for line in text.splitlines() if line.startswith("upbeat_gateway_body_bytes")).rpartition(" ")[2]
+        )
+    )
 
 
 def body_of(size: int) -> bytes:
@@ -184,14 +236,16 @@ def body_of(size: int) -> bytes:
 
 
 async def test_bodies_that_lack_a_byte_hold_their_tenants_share_and_make_way_for_its_next(tmp_path: Path) -> None:
-    async with house(tmp_path, **FOUR_BODIES) as h:
+    async with harness(tmp_path, **FOUR_BODIES) as h:
         size = 4 * MIB - 1024
         async with Unfinished(h, size) as first, Unfinished(h, size) as second:
             await until(lambda: _holds(h, 2 * (size - 1)))
             third = await h.ask("POST", "/v1/chat/completions", body_of(size))
             assert (third.status, third.error["code"]) == (503, "overloaded"), "nobody rests yet"
             for _ in range(2):
-                assert (await h.ask("POST", "/v1/chat/completions", body_of(size), KEY_B)).status == 200, "another tenant has room"
+                assert (await h.ask("POST", "/v1/chat/completions", body_of(size), KEY_B)).status == 200, (
+                    "another tenant has room"
+                )
             await asyncio.sleep(1.1)
             assert (await h.ask("POST", "/v1/chat/completions", body_of(size))).status == 200, "what rests makes way"
             answers = [asyncio.create_task(read_answer(u.reader)) for u in (first, second)]
@@ -202,8 +256,8 @@ async def test_bodies_that_lack_a_byte_hold_their_tenants_share_and_make_way_for
         await until(lambda: _holds(h, 0))
 
 
-async def test_one_address_without_a_key_does_not_hold_what_all_strangers_may(tmp_path: Path) -> None:
-    async with house(tmp_path, body_memory_bytes=2 * MIB) as h:  # an eighth is theirs, and half of that one's
+async def test_one_address_without_a_key_does_not_hold_all_of_the_unauthenticated_share(tmp_path: Path) -> None:
+    async with harness(tmp_path, body_memory_bytes=2 * MIB) as h:  # an eighth is theirs, and half of that one's
         hints = [Unfinished(h, 62_000, "/v1/advisory", None, "127.0.0.2") for _ in range(2)]
         async with hints[0], hints[1]:
             await until(lambda: _holds(h, 2 * 61_999))
@@ -211,11 +265,15 @@ async def test_one_address_without_a_key_does_not_hold_what_all_strangers_may(tm
             assert (await h.ask("POST", "/v1/advisory", body, key=None)).status == 202, "another address"
             reader, writer = await asyncio.open_connection("127.0.0.1", h.port, local_addr=("127.0.0.2", 0))
             content = json.dumps(body | {"model_id": "m" * 200}).encode() + b" " * 10_000
-            writer.write(b"POST /v1/advisory HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+            writer.write(
+                b"POST /v1/advisory HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+            )
             assert (await read_answer(reader)).status == 503
             writer.close()
-            assert (await h.ask("POST", "/v1/advisory", {"session_id": "chat-1"})).status == 202, "callers have their own"
+            assert (await h.ask("POST", "/v1/advisory", {"session_id": "chat-1"})).status == 202, (
+                "callers have their own"
+            )
 
 
-async def _holds(h: House, amount: int) -> bool:
+async def _holds(h: Harness, amount: int) -> bool:
     return await held(h) == amount

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from security_house import CHAT, KEY_A, KEY_B, SESSION, House, house
+from security_harness import CHAT, KEY_A, KEY_B, SESSION, Harness, harness
 
 from gateway.app import build
 from gateway.openai.description import openapi
@@ -43,8 +43,8 @@ ENDLESS = {"/v1/sessions/{session_id}/events"}
 
 
 @pytest.fixture(scope="module")
-async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    async with house(tmp_path_factory.mktemp("gateway")) as running:
+async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+    async with harness(tmp_path_factory.mktemp("gateway")) as running:
         yield running
         await running.is_whole()
 
@@ -86,7 +86,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("how", WRONG)
-async def test_no_route_of_the_api_answers_a_wrong_credential(h: House, how: str) -> None:
+async def test_no_route_of_the_api_answers_a_wrong_credential(h: Harness, how: str) -> None:
     h.worker.submitted.clear()
     h.scheduler.asked_for.clear()
     for (method, _), (path, body) in ASKED.items():
@@ -96,13 +96,13 @@ async def test_no_route_of_the_api_answers_a_wrong_credential(h: House, how: str
     assert not h.worker.submitted and not h.scheduler.asked_for and not h.scheduler.advised
 
 
-async def test_the_hash_in_the_configuration_is_no_key(h: House) -> None:
+async def test_the_hash_in_the_configuration_is_no_key(h: Harness) -> None:
     for entry in h.config.gateway.api_keys:
         for credential in (entry.key, entry.key.removeprefix("sha256:")):
             assert (await h.ask("GET", "/v1/models", key=credential)).status == 401
 
 
-async def test_an_expired_browser_token_is_good_for_nothing(h: House) -> None:
+async def test_an_expired_browser_token_is_good_for_nothing(h: Harness) -> None:
     expired = h.token(life_s=-1)
     for (method, _), (path, body) in ASKED.items():
         answer = await h.ask(method, path, body, key=expired)
@@ -112,7 +112,7 @@ async def test_an_expired_browser_token_is_good_for_nothing(h: House) -> None:
         assert (answer.status, answer.error["code"]) == (401, "client_secret_expired"), path
 
 
-async def test_a_browser_token_hints_for_its_session_and_does_nothing_else(h: House) -> None:
+async def test_a_browser_token_hints_for_its_session_and_does_nothing_else(h: Harness) -> None:
     token = h.token()
     for (method, route), (path, body) in ASKED.items():
         answer = await h.ask(method, path, body, key=token)
@@ -123,14 +123,14 @@ async def test_a_browser_token_hints_for_its_session_and_does_nothing_else(h: Ho
             assert (answer.status, answer.error["code"]) == (403, "client_secret_scope"), (method, path)
 
 
-async def test_a_changed_browser_token_is_none(h: House) -> None:
+async def test_a_changed_browser_token_is_none(h: Harness) -> None:
     token = h.token()
     for i in range(3, len(token), 7):
         changed = token[:i] + ("A" if token[i] != "A" else "B") + token[i + 1 :]
         assert (await h.ask("POST", "/v1/advisory", {"session_id": SESSION}, key=changed)).status == 401, i
 
 
-async def test_another_tenant_sees_and_changes_nothing_of_a_session(h: House) -> None:
+async def test_another_tenant_sees_and_changes_nothing_of_a_session(h: Harness) -> None:
     mine = await h.ask("GET", f"/v1/sessions/{SESSION}")
     assert mine.status == 200 and json.loads((await h.ask("GET", "/v1/sessions")).body)["data"]
     h.scheduler.asked_for.clear()
@@ -138,19 +138,23 @@ async def test_another_tenant_sees_and_changes_nothing_of_a_session(h: House) ->
         answer = await h.ask(method, f"/v1/sessions/{SESSION}{path}", key=KEY_B)
         absent = await h.ask(method, f"/v1/sessions/no-such-session{path}", key=KEY_B)
         assert answer.status == absent.status == 404
-        assert answer.body.replace(SESSION.encode(), b"X") == absent.body.replace(b"no-such-session", b"X"), "it tells whether a has one"
+        assert answer.body.replace(SESSION.encode(), b"X") == absent.body.replace(b"no-such-session", b"X"), (
+            "it tells whether a has one"
+        )
     assert json.loads((await h.ask("GET", "/v1/sessions", key=KEY_B)).body)["data"] == []
     assert {tenant for _, tenant in h.scheduler.asked_for} == {"b"}
     assert (await h.ask("GET", f"/v1/sessions/{SESSION}")).status == 200, "it is still there"
 
 
-async def test_another_tenants_requests_and_hints_are_for_its_own_session_of_that_name(h: House) -> None:
+async def test_another_tenants_requests_and_hints_are_for_its_own_session_of_that_name(h: Harness) -> None:
     h.worker.submitted.clear()
     h.scheduler.advised.clear()
     h.scheduler.invalidated.clear()
     h.scheduler.told.clear()
     for key in (KEY_A, KEY_B):
-        assert (await h.ask("POST", "/v1/chat/completions", CHAT, key=key, headers={"X-Session-Id": SESSION})).status == 200
+        assert (
+            await h.ask("POST", "/v1/chat/completions", CHAT, key=key, headers={"X-Session-Id": SESSION})
+        ).status == 200
         assert (await h.ask("POST", "/v1/advisory", {"session_id": SESSION}, key=key)).status == 202
         assert (await h.ask("POST", "/v1/invalidate", {"session_id": SESSION}, key=key)).status == 202
     assert [(r.tenant, r.session_id) for r in h.worker.submitted] == [("a", SESSION), ("b", SESSION)]
@@ -162,10 +166,18 @@ async def test_another_tenants_requests_and_hints_are_for_its_own_session_of_tha
     assert [i.session.tenant for i in h.scheduler.invalidated] == ["a", "b"]
 
 
-async def test_no_field_or_header_makes_a_caller_another_tenant(h: House) -> None:
+async def test_no_field_or_header_makes_a_caller_another_tenant(h: Harness) -> None:
     h.worker.submitted.clear()
-    claims = {"X-Tenant": "a", "X-Upbeat-Tenant": "a", "X-Tenant-Id": "a", "OpenAI-Organization": "a", "OpenAI-Project": "a"}
-    assert (await h.ask("POST", "/v1/chat/completions", CHAT | {"user": "a", "metadata": {"tenant": "a"}}, KEY_B, claims)).status == 200
+    claims = {
+        "X-Tenant": "a",
+        "X-Upbeat-Tenant": "a",
+        "X-Tenant-Id": "a",
+        "OpenAI-Organization": "a",
+        "OpenAI-Project": "a",
+    }
+    assert (
+        await h.ask("POST", "/v1/chat/completions", CHAT | {"user": "a", "metadata": {"tenant": "a"}}, KEY_B, claims)
+    ).status == 200
     assert (await h.ask("POST", "/v1/chat/completions", CHAT | {"tenant": "a"}, KEY_B)).status == 400
     assert (await h.ask("POST", "/v1/advisory", {"session_id": "x", "tenant": "a"}, KEY_B)).status == 400
     assert (await h.ask("GET", "/v1/sessions?tenant=a", key=KEY_B)).status in (200, 400)
@@ -173,7 +185,7 @@ async def test_no_field_or_header_makes_a_caller_another_tenant(h: House) -> Non
     assert ("ListSessions", "a") not in h.scheduler.asked_for[-1:]
 
 
-async def test_workflows_are_their_tenants(h: House) -> None:
+async def test_workflows_are_their_tenants(h: Harness) -> None:
     assert (await h.ask("PUT", "/v1/workflows/mine", {"agents": ["one"]})).status == 200
     for method in ("GET", "DELETE"):
         assert (await h.ask(method, "/v1/workflows/mine", key=KEY_B)).status == 404
@@ -181,7 +193,7 @@ async def test_workflows_are_their_tenants(h: House) -> None:
     assert (await h.ask("GET", "/v1/workflows/mine")).status == 200
 
 
-async def test_an_answer_to_a_hint_is_the_same_whether_its_session_exists(h: House) -> None:
+async def test_an_answer_to_a_hint_is_the_same_whether_its_session_exists(h: Harness) -> None:
     """The deterministic part; what a clock can see is in test_security_timing.py."""
     for path in sorted(HINTS):
         shapes = set()
@@ -196,10 +208,17 @@ async def test_an_answer_to_a_hint_is_the_same_whether_its_session_exists(h: Hou
         assert len(shapes) == 1, shapes
 
 
-async def test_open_routes_say_nothing_of_tenants(h: House) -> None:
+async def test_open_routes_say_nothing_of_tenants(h: Harness) -> None:
     await h.ask("POST", "/v1/chat/completions", CHAT, headers={"X-Session-Id": "a-secret-session"})
     for path in sorted(OPEN):
         answer = await h.ask("GET", path, key=None)
         assert answer.status == 200, path
-        for secret in (KEY_A, KEY_B, "a-secret-session", SESSION, h.config.gateway.token_secret, h.config.gateway.api_keys[0].key):
+        for secret in (
+            KEY_A,
+            KEY_B,
+            "a-secret-session",
+            SESSION,
+            h.config.gateway.token_secret,
+            h.config.gateway.api_keys[0].key,
+        ):
             assert secret.encode() not in answer.body, (path, secret)

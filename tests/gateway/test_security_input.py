@@ -11,17 +11,24 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from security_house import CHAT, KEY_A, SESSION, Answer, House, house, read_answer
+from security_harness import CHAT, KEY_A, SESSION, Answer, Harness, harness, read_answer
 
 MIB = 1 << 20
 GIB = 1 << 30
 HEAD = f"Host: x\r\nAuthorization: Bearer {KEY_A}\r\nConnection: close\r\nContent-Type: application/json\r\n"
-BODIES = ("/v1/chat/completions", "/v1/completions", "/v1/advisory", "/v1/invalidate", "/v1/client_secrets", "/v1/workflows/w")
+BODIES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/advisory",
+    "/v1/invalidate",
+    "/v1/client_secrets",
+    "/v1/workflows/w",
+)
 
 
 @pytest.fixture(scope="module")
-async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    async with house(tmp_path_factory.mktemp("gateway")) as running:
+async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+    async with harness(tmp_path_factory.mktemp("gateway")) as running:
         yield running
         await running.is_whole()
 
@@ -76,7 +83,7 @@ def escaped(name: str) -> str:
 
 
 @pytest.mark.parametrize("how", NASTY)
-async def test_a_nasty_name_in_a_path_reaches_nobody(h: House, how: str) -> None:
+async def test_a_nasty_name_in_a_path_reaches_nobody(h: Harness, how: str) -> None:
     h.scheduler.asked_for.clear()
     bad = escaped(NASTY[how])
     for method, path in (
@@ -94,13 +101,17 @@ async def test_a_nasty_name_in_a_path_reaches_nobody(h: House, how: str) -> None
 
 
 @pytest.mark.parametrize("how", NASTY)
-async def test_a_nasty_name_in_a_body_is_refused_naming_the_field(h: House, how: str) -> None:
+async def test_a_nasty_name_in_a_body_is_refused_naming_the_field(h: Harness, how: str) -> None:
     bad = NASTY[how]
     h.worker.submitted.clear()
     for path, body, param in (
         ("/v1/chat/completions", CHAT | {"session_id": bad}, "session_id"),
         ("/v1/chat/completions", CHAT | {"model": bad}, "model"),
-        ("/v1/chat/completions", CHAT | {"nvext": {"session_control": {"session_id": bad}}}, "nvext.session_control.session_id"),
+        (
+            "/v1/chat/completions",
+            CHAT | {"nvext": {"session_control": {"session_id": bad}}},
+            "nvext.session_control.session_id",
+        ),
         ("/v1/chat/completions", CHAT | {"agent_hint": {"session_id": bad}}, "agent_hint.session_id"),
         ("/v1/advisory", {"session_id": bad}, "session_id"),
         ("/v1/advisory", {"advisories": [{"session_id": SESSION}, {"session_id": bad}]}, "advisories[1].session_id"),
@@ -115,11 +126,13 @@ async def test_a_nasty_name_in_a_body_is_refused_naming_the_field(h: House, how:
         answer = await h.ask(method_of(path), path, body)
         refused(answer)
         assert param is None or answer.error["param"] == param, (path, answer.error)
-    assert not h.worker.submitted and not h.scheduler.advised and not h.scheduler.invalidated and not h.scheduler.workflows
+    assert (
+        not h.worker.submitted and not h.scheduler.advised and not h.scheduler.invalidated and not h.scheduler.workflows
+    )
 
 
 @pytest.mark.parametrize("how", NASTY)
-async def test_a_nasty_cache_key_is_a_name_of_its_own(h: House, how: str) -> None:
+async def test_a_nasty_cache_key_is_a_name_of_its_own(h: Harness, how: str) -> None:
     """OpenAI allows any text there: it is hashed, and none is another's."""
     answer = await h.ask("POST", "/v1/chat/completions", CHAT | {"prompt_cache_key": NASTY[how][:4096]})
     if "\ud800" in NASTY[how] or len(NASTY[how]) > 4096:
@@ -131,9 +144,12 @@ async def test_a_nasty_cache_key_is_a_name_of_its_own(h: House, how: str) -> Non
 
 
 @pytest.mark.parametrize("how", NASTY)
-async def test_a_nasty_text_where_any_text_is_allowed_is_taken_or_refused(h: House, how: str) -> None:
+async def test_a_nasty_text_where_any_text_is_allowed_is_taken_or_refused(h: Harness, how: str) -> None:
     bad = NASTY[how]
-    tool = {"type": "function", "function": {"name": "a", "description": bad, "parameters": {"type": "object", "title": bad}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "a", "description": bad, "parameters": {"type": "object", "title": bad}},
+    }
     for path, body in (
         ("/v1/advisory", {"session_id": "a", "model_id": bad}),
         ("/v1/advisory", {"session_id": "a", "token": bad}),
@@ -148,7 +164,10 @@ async def test_a_nasty_text_where_any_text_is_allowed_is_taken_or_refused(h: Hou
             "/v1/chat/completions",
             CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": bad, "schema": {"title": bad}}}},
         ),
-        ("/v1/chat/completions", CHAT | {"kv_hints": {"protocol_version": bad, "actions": [{"type": bad, "session_id": bad}]}}),
+        (
+            "/v1/chat/completions",
+            CHAT | {"kv_hints": {"protocol_version": bad, "actions": [{"type": bad, "session_id": bad}]}},
+        ),
         ("/v1/completions", {"model": "toy", "prompt": bad[:100] or "x"}),
     ):
         for key in (KEY_A, None) if "token" in body else (KEY_A,):
@@ -158,9 +177,16 @@ async def test_a_nasty_text_where_any_text_is_allowed_is_taken_or_refused(h: Hou
 
 
 @pytest.mark.parametrize("how", NASTY)
-async def test_a_nasty_name_in_a_header_is_refused(h: House, how: str) -> None:
+async def test_a_nasty_name_in_a_header_is_refused(h: Harness, how: str) -> None:
     h.worker.submitted.clear()
-    for header in ("X-Session-Id", "X-OpenWebUI-Chat-Id", "X-Upbeat-Node", "X-Upbeat-Workflow", "X-Upbeat-Agent", "X-Upbeat-Run"):
+    for header in (
+        "X-Session-Id",
+        "X-OpenWebUI-Chat-Id",
+        "X-Upbeat-Node",
+        "X-Upbeat-Workflow",
+        "X-Upbeat-Agent",
+        "X-Upbeat-Run",
+    ):
         more = {"X-Upbeat-Workflow": "w", "X-Upbeat-Agent": "a"} if header == "X-Upbeat-Run" else {}
         data = "".join(f"{k}: {v}\r\n" for k, v in more.items()).encode() + f"{header}: ".encode()
         data += NASTY[how].encode("utf-8", "surrogatepass") + b"\r\n"
@@ -175,7 +201,7 @@ async def test_a_nasty_name_in_a_header_is_refused(h: House, how: str) -> None:
     assert all(r.session_id.isascii() and "\n" not in r.session_id for r in h.worker.submitted)
 
 
-async def test_unescaped_names_in_a_request_line_are_no_harm(h: House) -> None:
+async def test_unescaped_names_in_a_request_line_are_no_harm(h: Harness) -> None:
     for target in (
         b"/v1/sessions/../../etc/passwd",
         b"/v1/sessions/a\0b",
@@ -192,7 +218,7 @@ async def test_unescaped_names_in_a_request_line_are_no_harm(h: House) -> None:
 
 
 # ---- header injection and smuggling --------------------------------------------------------------------------------
-async def test_no_value_that_is_answered_can_carry_a_header(h: House) -> None:
+async def test_no_value_that_is_answered_can_carry_a_header(h: Harness) -> None:
     evil = "a%0d%0aX-Evil:%201%0d%0a%0d%0a<html>"
     for path in (
         f"/v1/models/{evil}",
@@ -213,7 +239,8 @@ async def test_no_value_that_is_answered_can_carry_a_header(h: House) -> None:
 
 
 SMUGGLED = {
-    "both lengths": "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+    "both lengths": "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: "
+    "x\r\n\r\n",
     "two lengths": "Content-Length: 2\r\nContent-Length: 40\r\n\r\n{}",
     "a negative length": "Content-Length: -1\r\n\r\n",
     "a signed length": "Content-Length: +2\r\n\r\n{}",
@@ -235,10 +262,13 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("how", SMUGGLED)
-async def test_a_request_whose_end_is_unclear_is_refused_and_its_connection_closed(h: House, how: str) -> None:
+async def test_a_request_whose_end_is_unclear_is_refused_and_its_connection_closed(h: Harness, how: str) -> None:
     h.worker.submitted.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY_A}\r\nContent-Type: application/json\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY_A}\r\nContent-Type: "
+        "application/json\r\n"
+    )
     writer.write((head + SMUGGLED[how]).encode("latin-1"))
     writer.write_eof()
     async with asyncio.timeout(20):
@@ -261,7 +291,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("how", FLOODS)
-async def test_a_flood_of_headers_is_cut_off(h: House, how: str) -> None:
+async def test_a_flood_of_headers_is_cut_off(h: Harness, how: str) -> None:
     before = h.rss_bytes
     for _ in range(5):
         answer = await h.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n" + FLOODS[how] + b"\r\n")
@@ -272,9 +302,10 @@ async def test_a_flood_of_headers_is_cut_off(h: House, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"BREW /v1/models HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
+    "sent",
+    [b"BREW /v1/models HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"],
 )
-async def test_what_is_no_http_is_told_so_as_every_error_is(h: House, sent: bytes) -> None:
+async def test_what_is_no_http_is_told_so_as_every_error_is(h: Harness, sent: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
     writer.write(sent)
     head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
@@ -288,7 +319,7 @@ async def test_what_is_no_http_is_told_so_as_every_error_is(h: House, sent: byte
     writer.close()
 
 
-async def test_requests_that_are_pipelined_without_reading_are_not_hoarded(h: House) -> None:
+async def test_requests_that_are_pipelined_without_reading_are_not_hoarded(h: Harness) -> None:
     before = h.rss_bytes
     reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
     one = b"GET /docs HTTP/1.1\r\nHost: x\r\n\r\n" * 200
@@ -306,13 +337,13 @@ async def test_requests_that_are_pipelined_without_reading_are_not_hoarded(h: Ho
 
 # ---- bodies --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_body_of_a_gibibyte_is_refused_by_its_length(h: House, path: str) -> None:
+async def test_a_body_of_a_gibibyte_is_refused_by_its_length(h: Harness, path: str) -> None:
     answer = await h.raw(f"{method_of(path)} {path} HTTP/1.1\r\n{HEAD}Content-Length: {GIB}\r\n\r\n".encode())
     refused(answer, 413)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/advisory"])
-async def test_a_gibibyte_in_chunks_is_refused_and_never_held(h: House, path: str) -> None:
+async def test_a_gibibyte_in_chunks_is_refused_and_never_held(h: Harness, path: str) -> None:
     before, most, sent = h.rss_bytes, 0, 0
     reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
     writer.write(f"POST {path} HTTP/1.1\r\n{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode())
@@ -338,7 +369,7 @@ def bomb() -> bytes:
     return gzip.compress(b" " * (16 * MIB)) * 64
 
 
-async def test_a_gzip_bomb_is_not_opened(h: House) -> None:
+async def test_a_gzip_bomb_is_not_opened(h: Harness) -> None:
     packed, before = bomb(), h.rss_bytes
     assert len(packed) < 2 * MIB
     for path in BODIES:
@@ -359,7 +390,10 @@ DEEP = {
     "objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "mixed": b'[{"a":' * 100_000,
     "a little too deep": b'{"messages":' + b"[" * 300 + b"]" * 300 + b"}",
-    "in a field": b'{"model":"toy","metadata":' + b"[" * 900 + b"]" * 900 + b',"messages":[{"role":"user","content":"x"}]}',
+    "in a field": b'{"model":"toy","metadata":'
+    + b"[" * 900
+    + b"]" * 900
+    + b',"messages":[{"role":"user","content":"x"}]}',
     "in a tool": json.dumps(CHAT | {"tools": [{"type": "function", "function": {"name": "a", "parameters": "HERE"}}]})
     .encode()
     .replace(b'"HERE"', b'{"items":' * 800 + b"{}" + b"}" * 800),
@@ -367,7 +401,7 @@ DEEP = {
 
 
 @pytest.mark.parametrize("how", DEEP)
-async def test_a_deep_body_is_refused(h: House, how: str) -> None:
+async def test_a_deep_body_is_refused(h: Harness, how: str) -> None:
     h.worker.submitted.clear()
     before = h.rss_bytes
     for path in BODIES:
@@ -392,14 +426,15 @@ ODD: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("how", ODD)
-async def test_an_odd_body_is_refused(h: House, how: str) -> None:
+async def test_an_odd_body_is_refused(h: Harness, how: str) -> None:
     for path in BODIES:
         refused(await h.ask(method_of(path), path, ODD[how]), 400, 413)
 
 
 async def test_many_large_bodies_at_a_time_do_not_add_up(tmp_path: Any) -> None:
-    """Forty bodies of 2 MiB where 8 may be held: some are refused with 503, none with anything else, and memory stays bounded."""
-    async with house(tmp_path, body_memory_bytes=8 * MIB, tenant_share=1) as small:
+    """Forty bodies of 2 MiB where 8 may be held: some are refused with 503, none with anything else, and memory stays
+    bounded."""
+    async with harness(tmp_path, body_memory_bytes=8 * MIB, tenant_share=1) as small:
         small.worker.token_s = 0.05
         before = small.rss_bytes
         body = CHAT | {"max_tokens": 20, "user": "u" * (2 * MIB)}

@@ -1,4 +1,5 @@
-"""Callers who take their time: thousands of connections that never finish what they say, and what a clock can learn from hints."""
+"""Callers who take their time: thousands of connections that never finish what they say, and what a clock can learn
+from hints."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from security_house import CHAT, KEY_A, SESSION, House, house, read_answer
+from security_harness import CHAT, KEY_A, SESSION, Harness, harness, read_answer
 
 from tests.signed_rank import standing_out
 
@@ -35,7 +36,9 @@ def files() -> None:
 
 
 @contextlib.asynccontextmanager
-async def crowd(h: House, says: bytes, count: int = MANY) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
+async def crowd(
+    h: Harness, says: bytes, count: int = MANY
+) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
     """So many connections that have said this much."""
     found: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     try:
@@ -79,9 +82,12 @@ async def trickle(writers: list[asyncio.StreamWriter], piece: bytes) -> AsyncIte
 
 @pytest.mark.slow
 async def test_two_thousand_connections_that_never_finish_their_headers_harm_nobody_and_end(tmp_path: Path) -> None:
-    async with house(tmp_path, idle_s=8) as h:
+    async with harness(tmp_path, idle_s=8) as h:
         before = h.rss_bytes
-        async with crowd(h, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: ") as found, trickle([w for _, w in found], b"a"):
+        async with (
+            crowd(h, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: ") as found,
+            trickle([w for _, w in found], b"a"),
+        ):
             for _ in range(20):
                 assert (await h.ask("POST", "/v1/chat/completions", CHAT)).status == 200
                 assert (await h.ask("POST", "/v1/advisory", {"session_id": SESSION})).status == 202
@@ -93,9 +99,12 @@ async def test_two_thousand_connections_that_never_finish_their_headers_harm_nob
 
 @pytest.mark.slow
 async def test_two_thousand_bodies_that_never_come_harm_nobody(tmp_path: Path) -> None:
-    async with house(tmp_path, idle_s=8) as h:
+    async with harness(tmp_path, idle_s=8) as h:
         before = h.rss_bytes
-        head = f"POST /v1/chat/completions HTTP/1.1\r\n{JSON}Authorization: Bearer {KEY_A}\r\nContent-Length: {16 * MIB}\r\n\r\n{{"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\n{JSON}Authorization: Bearer {KEY_A}\r\nContent-Length: "
+            f"{16 * MIB}\r\n\r\n{{"
+        )
         async with crowd(h, head.encode()) as found, trickle([w for _, w in found], b" " * 100):
             for _ in range(20):
                 assert (await h.ask("POST", "/v1/chat/completions", CHAT)).status == 200
@@ -105,16 +114,26 @@ async def test_two_thousand_bodies_that_never_come_harm_nobody(tmp_path: Path) -
 
 @pytest.mark.slow
 async def test_two_thousand_connections_without_a_key_cannot_hold_bodies(tmp_path: Path) -> None:
-    """What a stranger sends to a route that reads the body before the credential is bounded, and strangers' other bodies are not read."""
-    async with house(tmp_path, body_memory_bytes=64 * MIB) as h:
+    """What unauthenticated callers send to a route that reads the body first is bounded, and their other
+    bodies are not read."""
+    async with harness(tmp_path, body_memory_bytes=64 * MIB) as h:
         before = h.rss_bytes
-        refused = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {16 * MIB}\r\n\r\n".encode() + b" " * 4096
+        refused = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {16 * MIB}\r\n\r\n".encode()
+            + b" " * 4096
+        )
         async with crowd(h, refused, 200) as found:
             assert {(await read_answer(reader)).status for reader, _ in found} == {401}
-        hints = f"POST /v1/advisory HTTP/1.1\r\nHost: x\r\nContent-Length: {MIB - 1}\r\n\r\n".encode() + b" " * (MIB // 2)
+        hints = f"POST /v1/advisory HTTP/1.1\r\nHost: x\r\nContent-Length: {MIB - 1}\r\n\r\n".encode() + b" " * (
+            MIB // 2
+        )
         async with crowd(h, hints, 300) as found:
-            assert {(await read_answer(reader)).status for reader, _ in found} == {413}, "without a key in a header, less is read"
-        held = f"POST /v1/advisory HTTP/1.1\r\nHost: x\r\nContent-Length: {64 << 10}\r\n\r\n".encode() + b" " * (60 << 10)
+            assert {(await read_answer(reader)).status for reader, _ in found} == {413}, (
+                "without a key in a header, less is read"
+            )
+        held = f"POST /v1/advisory HTTP/1.1\r\nHost: x\r\nContent-Length: {64 << 10}\r\n\r\n".encode() + b" " * (
+            60 << 10
+        )
         async with crowd(h, held):
             for _ in range(5):
                 large = CHAT | {"user": "u" * (15 * MIB)}
@@ -125,8 +144,12 @@ async def test_two_thousand_connections_without_a_key_cannot_hold_bodies(tmp_pat
 
 
 async def test_headers_that_never_end_are_given_up(tmp_path: Path) -> None:
-    async with house(tmp_path, idle_s=1) as h:
-        async with crowd(h, b"GET /health HTTP/1.1\r\nX-A: ", 20) as some, crowd(h, b"", 20) as others, asyncio.timeout(30):
+    async with harness(tmp_path, idle_s=1) as h:
+        async with (
+            crowd(h, b"GET /health HTTP/1.1\r\nX-A: ", 20) as some,
+            crowd(h, b"", 20) as others,
+            asyncio.timeout(30),
+        ):
             await asyncio.gather(*(closed(reader) for reader, _ in (*some, *others)))
         await h.is_whole()
 
@@ -142,9 +165,9 @@ def test_the_statistic_finds_a_difference_where_there_is_one_and_none_where_ther
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/advisory", "/v1/invalidate"])
 async def test_no_clock_tells_whether_a_session_exists(tmp_path: Path, path: str) -> None:
-    """Interleaved pairs, each in random order, over one connection; a signed-rank test with a generous threshold. Were the two told apart
-    by a tenth of the time's spread, it would fail."""
-    async with house(tmp_path, max_advisories_per_s=100_000) as h:
+    """Interleaved pairs, each in random order, over one connection; a signed-rank test with a generous threshold. Were
+    the two told apart by a tenth of the time's spread, it would fail."""
+    async with harness(tmp_path, max_advisories_per_s=100_000) as h:
         headers = {"Authorization": f"Bearer {KEY_A}", "Content-Type": "application/json"}
         url, rng = f"http://127.0.0.1:{h.port}{path}", random.Random(11)
         async with aiohttp.ClientSession(headers=headers) as http:
@@ -173,5 +196,6 @@ async def test_no_clock_tells_whether_a_session_exists(tmp_path: Path, path: str
                     differences.append(took["there"] - took["absent"])
         away = standing_out(differences)
         assert abs(away) < 5, (
-            f"{away:.1f} standard deviations; the median of the differences is {statistics.median(differences) * 1e6:.1f} µs"
+            f"{away:.1f} standard deviations; the median of the differences is "
+            f"{statistics.median(differences) * 1e6:.1f} µs"
         )

@@ -1,4 +1,5 @@
-"""`GET /v1/sessions/{id}/events`: a session's residency as it changes, looked at once for all who watch, and by nobody for none."""
+"""`GET /v1/sessions/{id}/events`: a session's residency as it changes, looked at once for all who watch, and by nobody
+for none."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from gateway_fakes import Stack, stack, until
 
 from contracts.v1 import scheduler_pb2 as pb
 from gateway import watching
-from gateway.core.watching import MOVING_S, SETTLED_S, STILL_S, THOROUGH_S, Pace, Picture, Tier, joined
+from gateway.core.watching import MOVING_S, SETTLED_S, STILL_S, THOROUGH_S, LookSchedule, Picture, TierContents, joined
 
 KEYS = [{"key": "key-of-acme", "tenant": "acme"}, {"key": "key-of-blue", "tenant": "blue"}]
 ACME = {"Authorization": "Bearer key-of-acme"}
@@ -49,7 +50,8 @@ def info(tokens: int, *, hinted: str = "", **nodes: dict[str, list[int]]) -> pb.
         pb.NodeResidency(
             node=name.replace("_", "-"),
             tiers=[
-                {"tier": t, "layer_chunks": chunks, "tokens": 64 * min(chunks), "bytes": 8 * sum(chunks)} for t, chunks in tiers.items()
+                {"tier": t, "layer_chunks": chunks, "tokens": 64 * min(chunks), "bytes": 8 * sum(chunks)}
+                for t, chunks in tiers.items()
             ],
         )
         for name, tiers in nodes.items()
@@ -65,7 +67,9 @@ async def test_what_is_where_is_told_at_once_and_again_when_it_changes(s: Stack)
             {"node": "node-0", "tiers": [{"tier": "dram", "tokens": 64, "layer_chunks": [2, 2, 1, 0], "bytes": 4096}]}
         ]
         assert first["blob"] is None
-        s.scheduler.residencies["chat-1"] = info(128, hinted="node-0", node_0={"hbm": [2, 1], "dram": [2, 2], "blob": [2, 2]})
+        s.scheduler.residencies["chat-1"] = info(
+            128, hinted="node-0", node_0={"hbm": [2, 1], "dram": [2, 2], "blob": [2, 2]}
+        )
         second = await anext(events)
         assert second["hint_node"] == "node-0"
         assert [t["tier"] for t in second["nodes"][0]["tiers"]] == ["hbm", "dram"]
@@ -87,7 +91,8 @@ async def test_a_session_is_looked_at_once_for_all_who_watch_it_and_no_more_when
         parts = s.gateway.parts
         assert parts is not None and parts.watches.sessions == 1
         seen = len(s.scheduler.looks)
-        again = int((time.monotonic() - began_s) / MOVING_S)  # none on an idle machine; a busy one may open five streams for seconds
+        # none on an idle machine; a busy one may open five streams for seconds
+        again = int((time.monotonic() - began_s) / MOVING_S)
         assert seen <= 2 + again, "one look served all five"
     await until(lambda: parts.watches.sessions == 0)
     await asyncio.sleep(0.1)
@@ -141,8 +146,8 @@ async def test_a_stream_outlives_a_silent_scheduler(s: Stack) -> None:
 # ---- the core -------------------------------------------------------------------------------------------------------
 
 
-def tier(*chunks: int) -> Tier:
-    return Tier(chunks, 0, sum(chunks))
+def tier(*chunks: int) -> TierContents:
+    return TierContents(chunks, 0, sum(chunks))
 
 
 def test_a_quick_look_says_nothing_of_nodes_it_does_not_name() -> None:
@@ -156,7 +161,7 @@ def test_a_quick_look_says_nothing_of_nodes_it_does_not_name() -> None:
 
 
 def test_the_pace_is_quick_while_something_moves_and_slow_when_nothing_does() -> None:
-    pace, here = Pace(), Picture(True, "m", 64)
+    pace, here = LookSchedule(), Picture(True, "m", 64)
     assert pace.thorough(0.0)
     pace.looked(0.0, Picture(), here, thorough=True)
     assert pace.rest_s(0.0) == MOVING_S and not pace.thorough(THOROUGH_S - 0.1)
@@ -170,7 +175,7 @@ def test_the_pace_is_quick_while_something_moves_and_slow_when_nothing_does() ->
 
 
 def test_a_session_that_a_quick_look_lost_is_looked_for_everywhere_at_once() -> None:
-    pace, here = Pace(), Picture(True, "m", 64)
+    pace, here = LookSchedule(), Picture(True, "m", 64)
     pace.looked(0.0, Picture(), here, thorough=True)
     pace.looked(0.2, here, Picture(), thorough=False)
     assert pace.thorough(0.4)

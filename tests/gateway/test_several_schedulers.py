@@ -1,4 +1,5 @@
-"""Sessions are shared among schedulers; the next one stands in for one that dies, hangs or gathers; without any, the gateway routes."""
+"""Sessions are shared among schedulers; the next one stands in for one that dies, hangs or gathers; without any, the
+gateway routes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from gateway_fakes import MODEL, Stack, ToyScheduler, stack, until
 
 from contracts.ids import DEFAULT_TENANT, SessionKey
 from contracts.rendezvous import rendezvous
-from gateway.core.routing import FleetView, LastNodes, Node, direct_route, following
+from gateway.core.routing import FleetView, LastNodes, NodeView, direct_route, following
 
 NAMES = [f"s{n}" for n in range(40)]
 
@@ -77,7 +78,9 @@ async def test_the_fleet_is_followed_through_another_scheduler_when_one_dies(s: 
     await until(seen)
 
 
-async def test_the_fleet_is_followed_through_another_scheduler_when_one_hangs_though_its_stream_stands(s: Stack) -> None:
+async def test_the_fleet_is_followed_through_another_scheduler_when_one_hangs_though_its_stream_stands(
+    s: Stack,
+) -> None:
     s.schedulers[0].hang = True
     for other in s.schedulers[1:]:
         other.set_absent("node-0")
@@ -98,7 +101,9 @@ async def test_hints_go_to_the_sessions_schedulers_and_to_the_next_one_when_that
     heirs = {name: next(o for o in owners(s, name) if o is not lost) for name in NAMES}
     await until(lambda: sum(len(x.advised) for x in s.schedulers) == len(NAMES))
     for scheduler in s.schedulers[1:]:
-        assert {a.session.session_id for a in scheduler.advised} == {name for name, heir in heirs.items() if heir is scheduler}
+        assert {a.session.session_id for a in scheduler.advised} == {
+            name for name, heir in heirs.items() if heir is scheduler
+        }
 
 
 async def test_an_invalidation_reaches_the_scheduler_that_knows_the_hint(s: Stack) -> None:
@@ -158,8 +163,8 @@ async def test_a_scheduler_that_gathers_does_not_make_the_gateway_forget_its_fle
 # ---- the pure part ---------------------------------------------------------------------------------------------------
 
 
-def node(name: str, *, serving: bool = True, running: int = 0) -> Node:
-    return Node(name, f"{name}:1", serving, running=running)
+def node(name: str, *, serving: bool = True, running: int = 0) -> NodeView:
+    return NodeView(name, f"{name}:1", serving, running=running)
 
 
 def test_a_sessions_node_is_preferred_until_it_is_clearly_busier() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from gateway_fakes import until
-from security_house import CHAT, KEY_A, KEY_B, Answer, House, house
+from security_harness import CHAT, KEY_A, KEY_B, Answer, Harness, harness
 
 from contracts.errors import ConfigError
-from runtime.config import load_config
+from runtime.config_file import load_config
 from runtime.gateway_config import GatewaySection
 
 
-def ask(h: House, key: str, tokens: int, **more: Any) -> asyncio.Task[Answer]:
+def ask(h: Harness, key: str, tokens: int, **more: Any) -> asyncio.Task[Answer]:
     return asyncio.create_task(h.ask("POST", "/v1/chat/completions", CHAT | {"max_tokens": tokens, **more}, key=key))
 
 
@@ -27,7 +27,7 @@ async def ended(tasks: list[asyncio.Task[Answer]]) -> None:
 
 
 async def test_one_tenant_cannot_take_all_slots(tmp_path: Path) -> None:
-    async with house(tmp_path, max_requests=4, queue_s=0.2) as h:
+    async with harness(tmp_path, max_requests=4, queue_s=0.2) as h:
         h.worker.token_s = 0.01
         greedy = [ask(h, KEY_A, 100_000) for _ in range(10)]
         await until(lambda: len(h.worker.submitted) == 2)
@@ -46,12 +46,14 @@ async def done_soon(task: asyncio.Task[Answer]) -> bool:
     return task.done()
 
 
-async def is_served(h: House, key: str) -> bool:
+async def is_served(h: Harness, key: str) -> bool:
     return (await ask(h, key, 1)).status == 200
 
 
-async def test_a_tenant_with_one_request_waits_one_turn_however_many_of_anothers_wait_and_however_urgent_they_are(tmp_path: Path) -> None:
-    async with house(tmp_path, max_requests=2, tenant_share=1, queue_s=20) as h:
+async def test_a_tenant_with_one_request_waits_one_turn_however_many_of_anothers_wait_and_however_urgent_they_are(
+    tmp_path: Path,
+) -> None:
+    async with harness(tmp_path, max_requests=2, tenant_share=1, queue_s=20) as h:
         h.worker.token_s = 0.01
         flood = [ask(h, KEY_A, 30, priority=-1000) for _ in range(30)]
         await until(lambda: len(h.worker.submitted) == 2)
@@ -64,7 +66,7 @@ async def test_a_tenant_with_one_request_waits_one_turn_however_many_of_anothers
 
 
 async def test_who_goes_away_while_he_waits_leaves_nothing_behind(tmp_path: Path) -> None:
-    async with house(tmp_path, max_requests=1, queue_s=20) as h:
+    async with harness(tmp_path, max_requests=1, queue_s=20) as h:
         h.worker.token_s = 0.01
         long = ask(h, KEY_A, 100_000)
         await until(lambda: len(h.worker.submitted) == 1)
@@ -77,7 +79,7 @@ async def test_who_goes_away_while_he_waits_leaves_nothing_behind(tmp_path: Path
 
 
 async def test_what_was_told_that_all_slots_are_taken_is_no_request_of_a_minute(tmp_path: Path) -> None:
-    async with house(tmp_path, max_requests=2, queue_s=0, limits={"requests_per_min": 3}) as h:
+    async with harness(tmp_path, max_requests=2, queue_s=0, limits={"requests_per_min": 3}) as h:
         h.worker.token_s = 0.01
         long = ask(h, KEY_A, 100_000)
         await until(lambda: len(h.worker.submitted) == 1)
@@ -92,7 +94,7 @@ async def test_what_was_told_that_all_slots_are_taken_is_no_request_of_a_minute(
 
 
 async def test_a_stop_sends_those_who_wait_away_at_once(tmp_path: Path) -> None:
-    async with house(tmp_path, max_requests=1, queue_s=30, drain_s=30) as h:
+    async with harness(tmp_path, max_requests=1, queue_s=30, drain_s=30) as h:
         h.worker.token_s = 0.01
         long = ask(h, KEY_A, 100_000)
         await until(lambda: len(h.worker.submitted) == 1)
@@ -108,7 +110,7 @@ async def test_a_stop_sends_those_who_wait_away_at_once(tmp_path: Path) -> None:
 
 # ---- urgency -------------------------------------------------------------------------------------------------------
 async def test_a_key_is_no_more_urgent_than_anybody_unless_the_operator_says_so(tmp_path: Path) -> None:
-    async with house(tmp_path, tenant_limits={"b": {"max_priority": -5}}) as h:
+    async with harness(tmp_path, tenant_limits={"b": {"max_priority": -5}}) as h:
         for key, wanted in ((KEY_A, -1000), (KEY_A, 7), (KEY_B, -1000), (KEY_B, -3)):
             assert (await ask(h, key, 1, priority=wanted)).status == 200
             hint = {"session_id": "s", "priority": wanted}
@@ -121,7 +123,7 @@ async def test_a_key_is_no_more_urgent_than_anybody_unless_the_operator_says_so(
 
 
 async def test_without_keys_everybody_is_as_urgent_as_he_says(tmp_path: Path) -> None:
-    async with house(tmp_path, api_keys=[]) as h:
+    async with harness(tmp_path, api_keys=[]) as h:
         assert (await h.ask("POST", "/v1/chat/completions", CHAT | {"priority": -1000}, key=None)).status == 200
         assert h.worker.submitted[0].priority == -1000
 

@@ -9,7 +9,7 @@ from gateway_fakes import Stack, events, stack, until
 
 from contracts.advisory import Advisory
 from contracts.errors import InvalidRequest
-from gateway.core.kv_hints import Wish, due
+from gateway.core.kv_hints import HintAction, due
 from gateway.core.spellings import NOTHING, read
 from gateway.sessions import stated
 
@@ -19,11 +19,13 @@ def session_of(headers: dict[str, str], body: dict[str, Any] | None = None) -> s
     return stated(headers, (body or {}).get("session_id"), (body or {}).get("prompt_cache_key"), said.session_id)
 
 
-def told(body: dict[str, Any], headers: dict[str, str] | None = None, own: str = "own") -> tuple[list[Advisory], list[str]]:
+def told(
+    body: dict[str, Any], headers: dict[str, str] | None = None, own: str = "own"
+) -> tuple[list[Advisory], list[str]]:
     """What is told after the answer; nothing may be due at once."""
-    wishes = read(body, headers or {}).wishes
-    assert due(wishes, own, "m", 0, after=False) == ([], [])
-    return due(wishes, own, "m", 0, after=True)
+    actions = read(body, headers or {}).actions
+    assert due(actions, own, "m", 0, after=False) == ([], [])
+    return due(actions, own, "m", 0, after=True)
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------
@@ -36,7 +38,10 @@ def test_prompt_cache_key_names_the_session_after_everything_that_is_plainer() -
 
 def test_dynamos_session_header_names_a_reasoning_chain() -> None:
     """https://docs.nvidia.com/dynamo/dev/agents/identify-agent-sessions"""
-    assert session_of({"X-Dynamo-Session-Id": "report-9:writer", "X-Dynamo-Parent-Session-Id": "report-9"}) == "report-9:writer"
+    assert (
+        session_of({"X-Dynamo-Session-Id": "report-9:writer", "X-Dynamo-Parent-Session-Id": "report-9"})
+        == "report-9:writer"
+    )
 
 
 def test_dynamos_final_header_takes_the_hint_back() -> None:
@@ -49,7 +54,8 @@ def test_dynamos_final_header_takes_the_hint_back() -> None:
 
 
 def test_claude_codes_headers_name_a_session_and_a_subagents_thread_in_it() -> None:
-    """https://docs.rs/crate/dynamo-llm/1.6.0/source/src/protocols/agents.rs lists what Claude Code, Codex and OpenCode send."""
+    """https://docs.rs/crate/dynamo-llm/1.6.0/source/src/protocols/agents.rs lists what Claude Code, Codex and OpenCode
+    send."""
     session = "8f0e6a3c-8a1d-4a35-9f5b-0b8f7f3f2f11"
     assert session_of({"X-Claude-Code-Session-Id": session}) == session
     assert session_of({"X-Claude-Code-Session-Id": session, "X-Claude-Code-Agent-Id": "a41c"}) == f"{session}.a41c"
@@ -60,8 +66,10 @@ def test_claude_codes_headers_name_a_session_and_a_subagents_thread_in_it() -> N
 
 @pytest.mark.parametrize(("thread", "session"), [("thread-id", "session-id"), ("thread_id", "session_id")])
 def test_codexs_headers_name_a_thread_before_the_session_it_is_in(thread: str, session: str) -> None:
-    """https://github.com/Lingtai-AI/lingtai-kernel/pull/435 (underscores), https://github.com/raine/claude-code-proxy/pull/156 (hyphens)"""
-    names = {n.lower(): n for n in ("Thread-Id", "Session-Id", "thread_id", "session_id")}  # a server's headers have no case
+    """https://github.com/Lingtai-AI/lingtai-kernel/pull/435 (underscores),
+    https://github.com/raine/claude-code-proxy/pull/156 (hyphens)"""
+    # a server's headers have no case
+    names = {n.lower(): n for n in ("Thread-Id", "Session-Id", "thread_id", "session_id")}
     assert session_of({names[session]: "s1"}) == "s1"
     assert session_of({names[session]: "s1", names[thread]: "t1"}) == "t1"
 
@@ -102,7 +110,8 @@ def test_dynamos_agent_hints_become_a_priority_an_expected_length_and_an_advisor
 
 
 def test_dynamos_session_control_opens_keeps_and_closes() -> None:
-    """https://github.com/ai-dynamo/dynamo/blob/main/docs/backends/sglang/agents.md, https://github.com/ai-dynamo/aiperf/pull/1101 (bind)"""
+    """https://github.com/ai-dynamo/dynamo/blob/main/docs/backends/sglang/agents.md,
+    https://github.com/ai-dynamo/aiperf/pull/1101 (bind)"""
 
     def control(**fields: Any) -> dict[str, Any]:
         return {"nvext": {"session_control": {"session_id": "helper-3", **fields}}}
@@ -113,7 +122,9 @@ def test_dynamos_session_control_opens_keeps_and_closes() -> None:
     assert told(control(action="close")) == ([], ["helper-3"])
 
 
-@pytest.mark.parametrize(("ttl", "seconds"), [("5m", 300.0), ("1h", 3600.0), ("1s", 1.0), ("90", 90.0), (45, 45.0), (0, None)])
+@pytest.mark.parametrize(
+    ("ttl", "seconds"), [("5m", 300.0), ("1h", 3600.0), ("1s", 1.0), ("90", 90.0), (45, 45.0), (0, None)]
+)
 def test_dynamos_cache_control_is_an_advisory_of_that_length(ttl: Any, seconds: float | None) -> None:
     """https://github.com/ai-dynamo/dynamo/pull/6213"""
     body = {"nvext": {"cache_control": {"type": "ephemeral", "ttl": ttl}}}
@@ -123,20 +134,33 @@ def test_dynamos_cache_control_is_an_advisory_of_that_length(ttl: Any, seconds: 
 # ---- vLLM ----------------------------------------------------------------------------------------------------------
 def test_vllms_agent_hint_protects_prefetches_and_lets_go() -> None:
     """https://github.com/vllm-project/vllm/issues/52113"""
-    protect = {"session_id": "tester-2", "parent_session_id": "lead", "cache_control": {"type": "ephemeral", "ttl": 240}}
+    protect = {
+        "session_id": "tester-2",
+        "parent_session_id": "lead",
+        "cache_control": {"type": "ephemeral", "ttl": 240},
+    }
     assert session_of({}, {"agent_hint": protect}) == "tester-2"
     assert told({"agent_hint": protect}, own="tester-2") == ([Advisory("tester-2", "m", ttl_s=240.0)], [])
     assert told({"agent_hint": {"cache_control": {"type": "ephemeral"}}}) == ([Advisory("own", "m", ttl_s=300.0)], [])
     for kind in ("offload", "evict"):
         edits = {"manage_request": True, "edits": [{"type": kind, "block_start": 0, "block_end": 8}]}
-        assert told({"agent_hint": {"session_id": "tester-2", "context_management": edits}}, own="tester-2") == ([], ["tester-2"])
+        assert told({"agent_hint": {"session_id": "tester-2", "context_management": edits}}, own="tester-2") == (
+            [],
+            ["tester-2"],
+        )
     fetched = {"session_id": "tester-2", "context_management": {"edits": [{"type": "prefetch"}]}}
-    assert due(read({"agent_hint": fetched}, {}).wishes, "another", "m", -1, after=False) == ([Advisory("tester-2", "m", priority=-1)], [])
+    assert due(read({"agent_hint": fetched}, {}).actions, "another", "m", -1, after=False) == (
+        [Advisory("tester-2", "m", priority=-1)],
+        [],
+    )
 
 
 # ---- kv_hints ------------------------------------------------------------------------------------------------------
 def envelope(*actions: tuple[str, dict[str, Any]], version: str = "0.1") -> dict[str, Any]:
-    listed = [{"action_id": f"a{i}", "action_type": t, "action_version": "1.0", "payload": p} for i, (t, p) in enumerate(actions)]
+    listed = [
+        {"action_id": f"a{i}", "action_type": t, "action_version": "1.0", "payload": p}
+        for i, (t, p) in enumerate(actions)
+    ]
     return {"kv_hints": {"protocol_version": version, "message_id": "m-1", "actions": listed}}
 
 
@@ -152,26 +176,27 @@ def statuses(body: dict[str, Any], rejected: bool = False) -> list[str]:
 def test_kv_hints_are_told_and_answered_action_by_action() -> None:
     """https://github.com/sgl-project/sglang/issues/36224, https://github.com/vllm-project/vllm/issues/53421"""
     body = envelope(
-        ("kv.retain", {"ttl_seconds": 120}), ("kv.prefetch", {"session_id": "planner"}), ("kv.demote", {"session_id": "scout"}),
+        ("kv.retain", {"ttl_seconds": 120}), ("kv.prefetch", {"session_id": "planner"}), ("kv.demote",
+        {"session_id": "scout"}),
         ("kv.fetch", {"source": "x"}), ("kv.dream", {"anything": 1}),
     )  # fmt: skip
     assert statuses(body) == ["accepted", "accepted", "accepted", "unsupported", "ignored"]
     assert statuses(body, rejected=True) == ["rejected", "rejected", "rejected", "unsupported", "ignored"]
-    wishes = read(body, {}).wishes
-    assert due(wishes, "own", "m", 0, after=False) == ([Advisory("planner", "m")], [])
-    assert due(wishes, "own", "m", 0, after=True) == ([Advisory("own", "m", ttl_s=120.0)], ["scout"])
+    actions = read(body, {}).actions
+    assert due(actions, "own", "m", 0, after=False) == ([Advisory("planner", "m")], [])
+    assert due(actions, "own", "m", 0, after=True) == ([Advisory("own", "m", ttl_s=120.0)], ["scout"])
 
 
 def test_an_envelope_of_another_major_version_does_nothing_and_says_so() -> None:
     """https://github.com/sgl-project/sglang/pull/38595"""
     body = envelope(("kv.retain", {}), version="1.0")
-    assert statuses(body) == ["unsupported"] and read(body, {}).wishes == ()
+    assert statuses(body) == ["unsupported"] and read(body, {}).actions == ()
 
 
 def test_a_session_is_told_of_once() -> None:
-    wishes = [Wish("advise", after=True, ttl_s=t) for t in (5.0, 50.0, 20.0)]
-    assert due(wishes, "s", "m", 2, after=True) == ([Advisory("s", "m", priority=2, ttl_s=50.0)], [])
-    assert due([*wishes, Wish("withdraw", after=True, session_id="s")], "s", "m", 0, after=True) == ([], ["s"])
+    actions = [HintAction("advise", after=True, ttl_s=t) for t in (5.0, 50.0, 20.0)]
+    assert due(actions, "s", "m", 2, after=True) == ([Advisory("s", "m", priority=2, ttl_s=50.0)], [])
+    assert due([*actions, HintAction("withdraw", after=True, session_id="s")], "s", "m", 0, after=True) == ([], ["s"])
 
 
 # ---- what is wrong, and what is nobody's business ------------------------------------------------------------------
@@ -193,13 +218,19 @@ def test_a_session_is_told_of_once() -> None:
         ({"nvext": {"cache_control": {"ttl": "9999999h"}}}, "nvext.cache_control.ttl"),
         ({"agent_hint": {"cache_control": {"type": "forever"}}}, "agent_hint.cache_control.type"),
         ({"agent_hint": {"cache_control": {"ttl": float("nan")}}}, "agent_hint.cache_control.ttl"),
-        ({"agent_hint": {"context_management": {"edits": [{"type": "melt"}]}}}, "agent_hint.context_management.edits[0].type"),
+        (
+            {"agent_hint": {"context_management": {"edits": [{"type": "melt"}]}}},
+            "agent_hint.context_management.edits[0].type",
+        ),
         ({"agent_hint": {"context_management": {"edits": [7]}}}, "agent_hint.context_management.edits[0]"),
         ({"litellm_session_id": "a b"}, "litellm_session_id"),
         ({"kv_hints": []}, "kv_hints"),
         ({"kv_hints": {}}, "kv_hints.protocol_version"),
         ({"kv_hints": {"protocol_version": "0.1"}}, "kv_hints.actions"),
-        ({"kv_hints": {"protocol_version": "0.1", "actions": [{"action_type": "kv.pin"}]}}, "kv_hints.actions[0].action_id"),
+        (
+            {"kv_hints": {"protocol_version": "0.1", "actions": [{"action_type": "kv.pin"}]}},
+            "kv_hints.actions[0].action_id",
+        ),
         (envelope(("kv.pin", {"session_id": ".."})), "kv_hints.actions[0].payload.session_id"),
         (envelope(("kv.pin", {"ttl_seconds": -1})), "kv_hints.actions[0].payload.ttl_seconds"),
         ({"kv_hints": {"protocol_version": "0.1", "actions": [{}] * 65}}, "kv_hints.actions"),
@@ -212,7 +243,13 @@ def test_a_wrong_value_is_refused_by_name(body: dict[str, Any], param: str) -> N
 
 
 def test_what_others_have_in_their_extensions_is_ignored() -> None:
-    assert read({"nvext": {"router": {"ttft_target": 5}, "agent_hints": {"iat": 3, "priority": None}}, "agent_hint": None}, {}) == NOTHING
+    assert (
+        read(
+            {"nvext": {"router": {"ttft_target": 5}, "agent_hints": {"iat": 3, "priority": None}}, "agent_hint": None},
+            {},
+        )
+        == NOTHING
+    )
     assert read({"model": "m", "messages": []}, {"Accept": "*/*"}) is NOTHING
 
 
@@ -228,13 +265,18 @@ async def test_a_requests_hints_reach_the_worker_and_the_scheduler(s: Stack) -> 
         "agent_hints": {"priority": 4, "osl": 12},
         "session_control": {"session_id": "sub-9", "action": "open", "timeout": 30},
     }
-    status, body, headers = await s.chat(nvext=nvext, **envelope(("kv.prefetch", {"session_id": "next"}), ("kv.new", {})))
+    status, body, headers = await s.chat(
+        nvext=nvext, **envelope(("kv.prefetch", {"session_id": "next"}), ("kv.new", {}))
+    )
     assert (status, headers["X-Session-Id"]) == (200, "sub-9")
     assert [r["status"] for r in body["kv_hints"]["results"]] == ["accepted", "ignored"]
     request = s.workers[0].submitted[0]
     assert (request.session_id, request.priority, request.expected_tokens) == ("sub-9", -4, 12)
     await until(lambda: len(s.scheduler.advised) == 2)
-    assert [(a.session.session_id, a.ttl_s, a.priority) for a in s.scheduler.advised] == [("next", 60.0, -4), ("sub-9", 30.0, -4)]
+    assert [(a.session.session_id, a.ttl_s, a.priority) for a in s.scheduler.advised] == [
+        ("next", 60.0, -4),
+        ("sub-9", 30.0, -4),
+    ]
     await s.chat(nvext={"session_control": {"session_id": "sub-9", "action": "close"}})
     await until(lambda: bool(s.scheduler.invalidated))
     assert s.scheduler.invalidated[0].session.session_id == "sub-9"
@@ -242,7 +284,10 @@ async def test_a_requests_hints_reach_the_worker_and_the_scheduler(s: Stack) -> 
 
 
 async def test_a_stream_says_what_became_of_its_kv_hints_where_choice_0_ends(s: Stack) -> None:
-    for path, prompt in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}), ("/v1/completions", {"prompt": "x"})):
+    for path, prompt in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+    ):
         sent = {"model": "toy", "stream": True, "n": 2, **prompt, **envelope(("kv.retain", {}))}
         async with s.http.post(s.url + path, json=sent) as r:
             chunks = await events(r)
@@ -258,7 +303,9 @@ async def test_a_wrong_hint_is_a_400_that_names_it(s: Stack) -> None:
 
 async def test_hints_over_the_limit_are_dropped_and_the_request_goes_on() -> None:
     async with stack(1, max_advisories_per_s=1) as s:
-        answers = [(await s.chat(session_id="own", **envelope(("kv.retain", {}), ("kv.new", {}))))[:2] for _ in range(3)]
+        answers = [
+            (await s.chat(session_id="own", **envelope(("kv.retain", {}), ("kv.new", {}))))[:2] for _ in range(3)
+        ]
         assert [status for status, _ in answers] == [200] * 3
         seen = [[r["status"] for r in body["kv_hints"]["results"]] for _, body in answers]
         assert seen[0] == ["accepted", "ignored"] and ["rejected", "ignored"] in seen

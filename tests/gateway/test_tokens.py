@@ -1,4 +1,5 @@
-"""`POST /tokenize` and `POST /detokenize` at the gateway: what is passed on, what is refused and how it is named, and who makes way."""
+"""`POST /tokenize` and `POST /detokenize` at the gateway: what is passed on, what is refused and how it is named, and
+who makes way."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from toy_tokenizer import MAX_MODEL_LEN
 from contracts.errors import Unavailable
 from contracts.token_lists import MOST_TOKENS
 from contracts.v1 import scheduler_pb2 as pb
-from gateway.core.retry import Patience
+from gateway.core.retry import RetryLimits
 from gateway.openai import token_answers
 from gateway.openai.token_answers import detokenized, tokenized
 
@@ -38,7 +39,9 @@ async def serving(**model: int) -> AsyncIterator[Stack]:
     async with stack(1, wait=False) as running:
         running.scheduler.model = pb.ModelInfo(name=MODEL, created_s=1_700_000_000, **model)
         running.scheduler.set_absent()
-        await until(lambda: running.gateway.parts is not None and running.gateway.parts.fleet.models.get(MODEL) is not None)
+        await until(
+            lambda: running.gateway.parts is not None and running.gateway.parts.fleet.models.get(MODEL) is not None
+        )
         await until(lambda: running.gateway.parts.fleet.models[MODEL].max_tokens == model["max_tokens"])
         await running.ready()
         yield running
@@ -58,7 +61,12 @@ async def test_a_prompt_and_back(s: Stack) -> None:
     text = 'é "quoted" \\ \n 💥 \x00'
     status, answer = await post(s, "/tokenize", {"model": MODEL, "prompt": text})
     assert status == 200
-    assert answer == {"count": len(text), "max_model_len": MAX_MODEL_LEN, "tokens": [ord(c) for c in text], "token_strs": None}
+    assert answer == {
+        "count": len(text),
+        "max_model_len": MAX_MODEL_LEN,
+        "tokens": [ord(c) for c in text],
+        "token_strs": None,
+    }
     assert await post(s, "/detokenize", {"model": MODEL, "tokens": answer["tokens"]}) == (200, {"prompt": text})
 
 
@@ -85,7 +93,11 @@ async def test_the_worker_is_told_what_the_caller_says(s: Stack) -> None:
     assert status == 200 and answer["token_strs"] == list("<user>hi<assistant>ye")
     asked = [question for w in s.workers for question in w.asked][-1]
     assert msgpack.unpackb(asked.messages) == body["messages"] and json.loads(asked.tools) == [tool]
-    assert json.loads(asked.template_kwargs) == {"enable_thinking": False} and asked.tenant == "default" and not asked.prompt
+    assert (
+        json.loads(asked.template_kwargs) == {"enable_thinking": False}
+        and asked.tenant == "default"
+        and not asked.prompt
+    )
     assert (asked.add_generation_prompt, asked.continue_final_message, asked.add_special_tokens) == (False, True, True)
 
 
@@ -115,9 +127,19 @@ async def test_what_is_not_said_is_as_in_vllm(s: Stack) -> None:
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
         ("/tokenize", {"messages": [{"role": "nobody", "content": "a"}]}, "messages[0].role", "invalid_value"),
         ("/tokenize", {"messages": TALK, "continue_final_message": True}, "continue_final_message", "invalid_value"),
-        ("/tokenize", {"messages": TALK, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
+        (
+            "/tokenize",
+            {"messages": TALK, "chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs.messages",
+            "invalid_value",
+        ),
         ("/tokenize", {"messages": TALK, "tools": [{"type": "x"}]}, "tools[0].type", "unsupported_parameter"),
-        ("/tokenize", {"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools", "invalid_value"),
+        (
+            "/tokenize",
+            {"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}] * 2},
+            "tools",
+            "invalid_value",
+        ),
         ("/detokenize", {}, "tokens", "missing_required_parameter"),
         ("/detokenize", {"tokens": "1"}, "tokens", "invalid_type"),
         ("/detokenize", {"tokens": [1, True]}, "tokens[1]", "invalid_type"),
@@ -149,7 +171,11 @@ async def refuses_what_fits_no_context(bounded: Stack) -> None:
         ({"prompt": long, "nonsense": 1}, "prompt"),
     ):
         assert await refused(bounded, "/tokenize", body) == (400, param, "context_length_exceeded")
-    assert await refused(bounded, "/detokenize", {"tokens": [1] * (MAX_MODEL_LEN + 1)}) == (400, "tokens", "context_length_exceeded")
+    assert await refused(bounded, "/detokenize", {"tokens": [1] * (MAX_MODEL_LEN + 1)}) == (
+        400,
+        "tokens",
+        "context_length_exceeded",
+    )
     assert not bounded.workers[0].asked
     assert (await post(bounded, "/tokenize", {"prompt": "x" * (4 * MAX_MODEL_LEN - 4)}))[0] == 200, "that may fit"
     assert (await post(bounded, "/detokenize", {"tokens": [97] * MAX_MODEL_LEN}))[0] == 200
@@ -167,7 +193,9 @@ async def test_large_bodies_are_read_by_helpers_and_give_the_same_answer() -> No
 
 async def test_what_a_worker_refuses_is_its_callers_error(s: Stack) -> None:
     for worker in s.workers:
-        worker.refuse_question = Unavailable("too many of this tenant's prompts wait to be read; try again", code="overloaded")
+        worker.refuse_question = Unavailable(
+            "too many of this tenant's prompts wait to be read; try again", code="overloaded"
+        )
     try:
         assert await refused(s, "/tokenize", {"prompt": "a"}) == (503, None, "overloaded")
     finally:
@@ -197,15 +225,17 @@ async def test_another_node_answers_when_one_has_gone_and_nobody_when_all_have()
 
 
 async def test_a_worker_that_does_not_answer_is_not_waited_for_for_ever() -> None:
-    patience = Patience(total_s=5.0, pause_s=0.05, scheduler_s=0.4, scheduler_rest_s=1.0, connect_s=0.5, accept_s=0.5)
-    async with stack(1, patience=patience) as s:
+    retry_limits = RetryLimits(
+        total_s=5.0, pause_s=0.05, scheduler_s=0.4, scheduler_rest_s=1.0, connect_s=0.5, accept_s=0.5
+    )
+    async with stack(1, retry_limits=retry_limits) as s:
         s.workers[0].stuck = True
         status, answer = await post(s, "/tokenize", {"prompt": "a"})
         assert status == 503 and "did not answer within 0.5 s" in answer["error"]["message"]
 
 
 async def test_it_counts_toward_a_tenants_requests_and_not_its_tokens() -> None:
-    async with stack(1, limits={"requests_per_min": 2, "tokens_per_min": 10}, patience=QUICK) as s:
+    async with stack(1, limits={"requests_per_min": 2, "tokens_per_min": 10}, retry_limits=QUICK) as s:
         for _ in range(2):
             async with s.http.post(f"{s.url}/tokenize", json={"prompt": "x" * 1000}) as answer:
                 assert answer.status == 200 and answer.headers["x-ratelimit-remaining-tokens"] == "10"
@@ -228,7 +258,11 @@ async def test_a_gateway_that_is_full_says_so_and_goes_on_afterwards() -> None:
 
 
 # ---- answers in pieces -----------------------------------------------------------------------------------------------
-@given(st.lists(st.integers(0, (1 << 31) - 1), max_size=40), st.none() | st.lists(st.text(), max_size=40), st.integers(1, 9))
+@given(
+    st.lists(st.integers(0, (1 << 31) - 1), max_size=40),
+    st.none() | st.lists(st.text(), max_size=40),
+    st.integers(1, 9),
+)
 def test_pieces_make_the_same_json_whatever_their_size(tokens: list[int], strs: list[str] | None, size: int) -> None:
     before, token_answers.SLICE = token_answers.SLICE, size
     try:

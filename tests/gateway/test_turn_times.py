@@ -51,9 +51,12 @@ async def test_a_whole_answer_says_all_of_it_and_the_phases_add_up(s: Stack, pat
     status, _, headers = await s.post(path, {"model": MODEL, **body})
     said = read(headers[HEADER])
     assert status == 200 and set(said) == {"total", "admit", "place", "prepare", "queue", "load-ssd", "decode"}
-    # On a busy machine the first token may come late, and decoding is then that much shorter: the total alone has a least value.
+    # On a busy machine the first token may come late, and decoding is then that much shorter: the total alone has a
+    # least value.
     assert (said["queue"], said["load-ssd"]) == (1.0, 2.0) and said["decode"] > 1 and said["admit"] < 5_000
-    assert said["total"] >= 50 and sum(said.values()) - said["total"] <= said["total"] + 0.5, "others' choices may take longer"
+    assert said["total"] >= 50 and sum(said.values()) - said["total"] <= said["total"] + 0.5, (
+        "others' choices may take longer"
+    )
     assert "evil" not in headers[HEADER] and "X-Evil" not in headers
 
 
@@ -110,7 +113,9 @@ async def test_a_worker_that_tells_nothing_is_no_harm(s: Stack) -> None:
     assert set(read(text.split("\n\n")[-3])) <= {"total", "admit", "place", "prepare", "decode"}
 
 
-@pytest.mark.parametrize("told", [["queue"], "queue", 7, {"queue": "1"}, {"queue": float("nan"), "compute": -1.0, 3: 4.0}])
+@pytest.mark.parametrize(
+    "told", [["queue"], "queue", 7, {"queue": "1"}, {"queue": float("nan"), "compute": -1.0, 3: 4.0}]
+)
 async def test_neither_is_one_that_tells_nonsense(s: Stack, told: Any) -> None:
     s.workers[0].times = told, told
     status, _, headers = await s.chat()
@@ -122,7 +127,10 @@ async def test_neither_is_one_that_tells_nonsense(s: Stack, told: Any) -> None:
 
 def test_pages_that_may_read_an_answer_may_see_its_times() -> None:
     allowed = cors_headers("/v1/chat/completions", "https://a.org", ("https://a.org",))
-    assert allowed["Timing-Allow-Origin"] == "https://a.org" and "Server-Timing" in allowed["Access-Control-Expose-Headers"]
+    assert (
+        allowed["Timing-Allow-Origin"] == "https://a.org"
+        and "Server-Timing" in allowed["Access-Control-Expose-Headers"]
+    )
     assert cors_headers("/v1/chat/completions", "https://a.org", ("*",))["Timing-Allow-Origin"] == "*"
     for path, origin in (("/v1/chat/completions", "https://b.org"), ("/v1/advisory", "https://b.org")):
         assert "Timing-Allow-Origin" not in cors_headers(path, origin, ("https://a.org",))
@@ -135,14 +143,18 @@ async def test_each_phase_of_a_turn_is_counted_once_by_model(s: Stack) -> None:
     async def count(phase: str) -> float:
         async with s.http.get(f"{s.url}/metrics") as r:
             text = await r.text()
-        found = re.search(rf'^upbeat_gateway_turn_seconds_count{{model="{MODEL}",phase="{phase}"}} (.*)$', text, re.MULTILINE)
+        found = re.search(
+            rf'^upbeat_gateway_turn_seconds_count{{model="{MODEL}",phase="{phase}"}} (.*)$', text, re.MULTILINE
+        )
         return float(found.group(1)) if found else 0.0
 
     before = {phase: await count(phase) for phase in Phase}
     await s.chat(n=2)
     await s.chat(temperature=9)
     seen = {"admit", "place", "prepare", "queue", "load-ssd", "decode"}
-    assert {phase: await count(phase) - before[phase] for phase in Phase} == {phase: float(phase in seen) for phase in Phase}
+    assert {phase: await count(phase) - before[phase] for phase in Phase} == {
+        phase: float(phase in seen) for phase in Phase
+    }
 
 
 # ---- to the scheduler

@@ -1,4 +1,5 @@
-"""Compiles the kernels for sm_90 in bfloat16 and prints, a line each: what they use, and which instructions they became.
+"""Compiles the kernels for sm_90 in bfloat16 and prints, a line each: what they use, and which instructions they
+became.
 
     python tests/gpu/compile_kernels.py
 
@@ -51,10 +52,29 @@ def compiled(name: str, kernel: Any, types: dict[str, str], fixed: dict[str, Any
 def main() -> None:
     """An 8B model of the Llama family: 32 heads, 8 KV heads, head_dim 128, hidden 4096, pages of 64 tokens."""
     shape = attention.AttentionShape(32, 8, 128, 64, torch.bfloat16)
-    common = {"q": E, "out": E, "table": "*i64", "width": "i32", "slices": "*i32", "blocks": "*i32", "scale": "fp32", "splits": "i32"}
+    common = {
+        "q": E,
+        "out": E,
+        "table": "*i64",
+        "width": "i32",
+        "slices": "*i32",
+        "blocks": "*i32",
+        "scale": "fp32",
+        "splits": "i32",
+    }
     for prefill in (True, False):
         tiles, parts = shape.tiles(prefill), E if prefill else "*fp32"
-        fixed = {"HEADS": 32, "SHARED": 4, "GROUP": 4, "DIM": 128, "DIM_UP": 128, "CHUNK": 64, "WINDOW": 0, "BYTES": 2, "WIDEN": False}
+        fixed = {
+            "HEADS": 32,
+            "SHARED": 4,
+            "GROUP": 4,
+            "DIM": 128,
+            "DIM_UP": 128,
+            "CHUNK": 64,
+            "WINDOW": 0,
+            "BYTES": 2,
+            "WIDEN": False,
+        }
         fixed |= {"ROWS": tiles.rows, "TILE": tiles.keys, "SPLIT": 0 if prefill else attention.SPLIT_TOKENS}
         types = common | {"parts": parts, "stats": parts}
         compiled("prefill" if prefill else "decode", attention._attend, types, fixed, tiles.warps, tiles.stages)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.gpu.house import DEVICE, HERE
+from tests.gpu.harness import DEVICE, HERE
 from worker.kernels.cuda.attention import SPLIT_TOKENS, AttentionShape, attend, attend_split
 
 pytestmark = HERE
@@ -23,7 +23,9 @@ class Pages:
         self.shape, self.lengths = shape, lengths
         counts = [-(-n // s.chunk_tokens) for n in lengths]
         total = sum(counts) + 3
-        self.buffer = torch.full((total, s.kv_heads, 2, s.chunk_tokens, s.head_dim), float("nan"), dtype=s.dtype, device=DEVICE)
+        self.buffer = torch.full(
+            (total, s.kv_heads, 2, s.chunk_tokens, s.head_dim), float("nan"), dtype=s.dtype, device=DEVICE
+        )
         order = torch.randperm(total, generator=generator).tolist()
         self.table = torch.zeros(len(lengths), max(counts) + 2, dtype=torch.int64)
         self.keys, self.values = [], []
@@ -32,7 +34,9 @@ class Pages:
             self.table[i, :count] = torch.tensor([self.buffer[p].data_ptr() for p in mine])
             kv = torch.randn(2, length, s.kv_heads, s.head_dim, generator=generator).to(s.dtype)
             for at in range(length):
-                self.buffer[mine[at // s.chunk_tokens], :, :, at % s.chunk_tokens] = kv[:, at].transpose(0, 1).to(DEVICE)
+                self.buffer[mine[at // s.chunk_tokens], :, :, at % s.chunk_tokens] = (
+                    kv[:, at].transpose(0, 1).to(DEVICE)
+                )
             self.keys.append(kv[0])
             self.values.append(kv[1])
         self.table = self.table.to(DEVICE)
@@ -71,7 +75,9 @@ def run(
     return [(out[r].view(-1, s.heads, s.head_dim), q[r]) for r in rows]
 
 
-def decode(pages: Pages, q: torch.Tensor, positions: list[int], window: int | None = None, splits: int = 0) -> torch.Tensor:
+def decode(
+    pages: Pages, q: torch.Tensor, positions: list[int], window: int | None = None, splits: int = 0
+) -> torch.Tensor:
     """One token of each sequence, at `positions`; negative: padding."""
     s, n = pages.shape, len(positions)
     splits = splits or max(positions) // SPLIT_TOKENS + 1
@@ -89,7 +95,11 @@ def ints(rows: list[list[int]]) -> torch.Tensor:
 
 
 def queries(shape: AttentionShape, count: int, seed: int = 2) -> torch.Tensor:
-    return torch.randn(count, shape.heads, shape.head_dim, generator=torch.Generator().manual_seed(seed)).to(shape.dtype).to(DEVICE)
+    return (
+        torch.randn(count, shape.heads, shape.head_dim, generator=torch.Generator().manual_seed(seed))
+        .to(shape.dtype)
+        .to(DEVICE)
+    )
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -109,7 +119,9 @@ def test_prefill_of_several_sequences_agrees_with_float64(dtype: torch.dtype, wi
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, *(pytest.param(t, marks=pytest.mark.slow) for t in (torch.float32, torch.float16))], ids=str
+    "dtype",
+    [torch.bfloat16, *(pytest.param(t, marks=pytest.mark.slow) for t in (torch.float32, torch.float16))],
+    ids=str,
 )
 @pytest.mark.parametrize("window", [None, 300])
 def test_decode_over_several_parts_agrees_with_float64(dtype: torch.dtype, window: int | None) -> None:

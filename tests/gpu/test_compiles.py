@@ -1,4 +1,5 @@
-"""The kernels of an 8B shape compile for Hopper, without a device: tensor cores, wide loads, no spills, shared memory that fits."""
+"""The kernels of an 8B shape compile for Hopper, without a device: tensor cores, wide loads, no spills, shared memory
+that fits."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ def test_every_kernel_compiles_for_hopper_as_it_was_meant_to() -> None:
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {name: dict(zip(words[::2], map(int, words[1::2]), strict=True)) for name, *words in map(str.split, done.stdout.splitlines())}
+    found = {
+        name: dict(zip(words[::2], map(int, words[1::2]), strict=True))
+        for name, *words in map(str.split, done.stdout.splitlines())
+    }
     assert set(found) == {"prefill", "decode", "merge", "add_norm", "rotate_write", "silu_mul", "product"}
     for name, seen in found.items():
         assert seen["shared"] <= SHARED_BYTES, name

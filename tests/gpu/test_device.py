@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from contracts.kv import KvShape
-from tests.gpu.house import DEVICE, ONLY_CUDA
+from tests.gpu.harness import DEVICE, ONLY_CUDA
 from tests.worker.owners import KV
 from worker.devices.cuda.queue import CudaQueue
 from worker.memory.cuda_copier import CudaCopier
@@ -25,14 +25,18 @@ SHAPE = KvShape.of_heads(bytes(32), layers=2, kv_heads=8, head_dim=128, chunk_to
 PAGES = 256
 
 
-class House:
+class Harness:
     def __init__(self) -> None:
         self.driver, self.queue = CudaDriver(), CudaQueue()
         self.pool = cuda_memory(self.driver, 256 << 20, 2 << 20, DEVICE)
         self.kv = PagedKv.reserve(self.pool, SHAPE, PAGES, KV)
         for slab in range(self.kv.slab_count):
             self.kv.map_slab(slab)
-        streams = CudaStream(self.driver, DEVICE, self.queue.stream), CudaStream(self.driver, DEVICE), CudaStream(self.driver, DEVICE)
+        streams = (
+            CudaStream(self.driver, DEVICE, self.queue.stream),
+            CudaStream(self.driver, DEVICE),
+            CudaStream(self.driver, DEVICE),
+        )
         self.copier = CudaCopier(self.kv, self.driver, *streams)
         self.arena = np.frombuffer(mmap.mmap(-1, PAGES * SHAPE.piece_bytes), dtype=np.uint8)
         self.arena[:] = np.random.default_rng(0).integers(0, 256, self.arena.size, dtype=np.uint8)
@@ -46,8 +50,8 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    made = House()
+def harness() -> Iterator[Harness]:
+    made = Harness()
     yield made
     made.copier.drop()
     torch.cuda.synchronize()
@@ -55,75 +59,75 @@ def house() -> Iterator[House]:
 
 
 @pytest.mark.parametrize("batches", [True, False])
-def test_pieces_come_to_their_pages_and_back_byte_for_byte(house: House, batches: bool) -> None:
-    house.driver._batches = house.driver._batches and batches
+def test_pieces_come_to_their_pages_and_back_byte_for_byte(harness: Harness, batches: bool) -> None:
+    harness.driver._batches = harness.driver._batches and batches
     order = np.random.default_rng(1).permutation(PAGES)
-    house.copier.load(house.arena, order * SHAPE.piece_bytes, np.arange(PAGES))
-    house.copier.settle()
+    harness.copier.load(harness.arena, order * SHAPE.piece_bytes, np.arange(PAGES))
+    harness.copier.settle()
     for page in (0, 7, PAGES - 1):
-        assert torch.equal(house.page(page).cpu(), house.piece(int(order[page])))
-    before = house.arena.copy()
-    house.arena[:] = 0
-    house.copier.save(house.arena, order * SHAPE.piece_bytes, np.arange(PAGES))
-    assert np.array_equal(house.arena, before)
+        assert torch.equal(harness.page(page).cpu(), harness.piece(int(order[page])))
+    before = harness.arena.copy()
+    harness.arena[:] = 0
+    harness.copier.save(harness.arena, order * SHAPE.piece_bytes, np.arange(PAGES))
+    assert np.array_equal(harness.arena, before)
 
 
-def test_compute_sees_the_load_it_waits_for_and_a_save_sees_what_was_computed(house: House) -> None:
+def test_compute_sees_the_load_it_waits_for_and_a_save_sees_what_was_computed(harness: Harness) -> None:
     pages = np.arange(64)
-    house.copier.load(house.arena, pages * SHAPE.piece_bytes, pages)
-    with house.queue.computing():
-        house.copier.wait_for(pages)
-        total = house.kv.flat[:64].view(torch.uint8).sum(dtype=torch.int64)
+    harness.copier.load(harness.arena, pages * SHAPE.piece_bytes, pages)
+    with harness.queue.computing():
+        harness.copier.wait_for(pages)
+        total = harness.kv.flat[:64].view(torch.uint8).sum(dtype=torch.int64)
         torch.cuda._sleep(50_000_000)
-        house.kv.view.zero_()
-        house.copier.written()
-    house.copier.save(house.arena, np.array([100]) * SHAPE.piece_bytes, np.array([5]))
-    assert int(total) == int(house.arena[: 64 * SHAPE.piece_bytes].sum(dtype=np.int64))
-    assert not house.piece(100).any()
+        harness.kv.view.zero_()
+        harness.copier.written()
+    harness.copier.save(harness.arena, np.array([100]) * SHAPE.piece_bytes, np.array([5]))
+    assert int(total) == int(harness.arena[: 64 * SHAPE.piece_bytes].sum(dtype=np.int64))
+    assert not harness.piece(100).any()
 
 
-def test_a_graph_is_captured_while_another_thread_copies(house: House) -> None:
+def test_a_graph_is_captured_while_another_thread_copies(harness: Harness) -> None:
     stop, failed = threading.Event(), []
 
     def copy_on() -> None:
         try:
             while not stop.is_set():
-                house.copier.load(house.arena, np.arange(8) * SHAPE.piece_bytes, np.arange(8))
-                house.copier.settle()
+                harness.copier.load(harness.arena, np.arange(8) * SHAPE.piece_bytes, np.arange(8))
+                harness.copier.settle()
         except Exception as error:
             failed.append(error)
 
     copying = threading.Thread(target=copy_on)
     copying.start()
     x, out = torch.randn(64, 64, device=DEVICE), torch.empty(64, 64, device=DEVICE)
-    with house.queue.computing():
+    with harness.queue.computing():
         torch.mm(x, x, out=out)
-        replays = [house.queue.capture(lambda: torch.mm(x, x, out=out)).replay for _ in range(50)]
+        replays = [harness.queue.capture(lambda: torch.mm(x, x, out=out)).replay for _ in range(50)]
         out.zero_()
         replays[-1]()
-    house.queue.finish()
+    harness.queue.finish()
     stop.set()
     copying.join()
     assert not failed
     torch.testing.assert_close(out, x @ x)
 
 
-def test_a_graph_replays_on_memory_that_was_lent_and_came_back(house: House) -> None:
-    span = house.pool.reserve(2 << 20, KV)
-    span.map(0, house.pool.take(1, KV))
+def test_a_graph_replays_on_memory_that_was_lent_and_came_back(harness: Harness) -> None:
+    span = harness.pool.reserve(2 << 20, KV)
+    span.map(0, harness.pool.take(1, KV))
     from worker.memory.tensors import tensor_at
 
     seen = tensor_at(span.address, torch.float32, [1024], DEVICE)
     out = torch.empty(1024, device=DEVICE)
-    with house.queue.computing():
+    with harness.queue.computing():
         seen.fill_(1)
         out.copy_(seen)
-        replay = house.queue.capture(lambda: out.copy_(seen)).replay
-    house.queue.finish()
-    house.pool.give(span.unmap(0, 1))
-    span.map(0, house.pool.take(1, KV))
-    with house.queue.computing():
+        replay = harness.queue.capture(lambda: out.copy_(seen)).replay
+    harness.queue.finish()
+    harness.pool.give(span.unmap(0, 1))
+    span.map(0, harness.pool.take(1, KV))
+    with harness.queue.computing():
         seen.fill_(3)
         replay()
-    house.queue.finish()
+    harness.queue.finish()
     assert (out == 3).all()

@@ -1,6 +1,8 @@
-"""The engine on the CUDA runner and copier: greedy tokens of a cold run, with pieces that are counted as ready while they are copied.
+"""The engine on the CUDA runner and copier: greedy tokens of a cold run, with pieces that are counted as ready while
+they are copied.
 
-Without a device, streams are threads: loads take a while, and compute that did not ask the fence would read pages before their bytes.
+Without a device, streams are threads: loads take a while, and compute that did not ask the fence would read pages
+before their bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import numpy as np
 import pytest
 
 from runtime.clock import RealClock
-from tests.gpu.house import CUDA, DEVICE, HERE, HostQueue, pool
-from tests.worker.engine_house import CHUNK, GRANULE, House, random_prompt, tiny_model
+from tests.gpu.harness import CUDA, DEVICE, HERE, HostQueue, pool
+from tests.worker.engine_harness import CHUNK, GRANULE, Harness, random_prompt, tiny_model
 from tests.worker.owners import KV
 from worker.devices.cuda.queue import CudaQueue
 from worker.devices.cuda.runner import CudaRunner
@@ -75,7 +77,8 @@ class LateStream:
 
 
 class HostCompute:
-    """The compute stream of a queue that runs at once what is queued: waiting is waiting, and all that was queued has run."""
+    """The compute stream of a queue that runs at once what is queued: waiting is waiting, and all that was queued has
+    run."""
 
     def __init__(self) -> None:
         self.waits = 0
@@ -108,13 +111,13 @@ class PatientClock(RealClock):
         return super().now() / 50
 
 
-class CudaHouse(House):
+class CudaHouse(Harness):
     """An engine on the device of these tests."""
 
     late_s = 0.01
 
-    def __init__(self, model: Path, **house: int) -> None:
-        super().__init__(model, **house)  # type: ignore[arg-type]
+    def __init__(self, model: Path, **harness: int) -> None:
+        super().__init__(model, **harness)  # type: ignore[arg-type]
         if not CUDA:
             self.executor.clock = PatientClock()
 
@@ -146,32 +149,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cold(model: Path) -> Iterator[Callable[[list[int], int], list[int]]]:
     """Tokens of a run on the CPU with nothing cached and nothing beside it."""
-    house = House(model, store=False, cache=False)
-    yield lambda prompt, count: house.run(prompt, count).tokens
-    house.close()
+    harness = Harness(model, store=False, cache=False)
+    yield lambda prompt, count: harness.run(prompt, count).tokens
+    harness.close()
 
 
-def test_a_session_that_left_hbm_comes_back_under_the_step_that_uses_it(model: Path, cold: Callable[[list[int], int], list[int]]) -> None:
-    house, prompt = LateHouse(model), random_prompt(random.Random(1), 20)
-    first = house.run(prompt, 2)
-    house.purge()
-    for slab in house.kv.mapped_slabs:
-        house.kv.view[slab].fill_(float("nan"))  # what was there before must not help
-    again = house.run(prompt, 3)
+def test_a_session_that_left_hbm_comes_back_under_the_step_that_uses_it(
+    model: Path, cold: Callable[[list[int], int], list[int]]
+) -> None:
+    harness, prompt = LateHouse(model), random_prompt(random.Random(1), 20)
+    first = harness.run(prompt, 2)
+    harness.purge()
+    for slab in harness.kv.mapped_slabs:
+        harness.kv.view[slab].fill_(float("nan"))  # what was there before must not help
+    again = harness.run(prompt, 3)
     expected = cold(prompt, 3)
     assert first.tokens == expected[:2] and again.tokens == expected
-    assert again.cached == 16 and house.store is not None and house.store.delivered == house.model.shape.layers
-    assert CUDA or house.compute.waits, "compute was ordered behind copies under way"
-    house.close()
+    assert again.cached == 16 and harness.store is not None and harness.store.delivered == harness.model.shape.layers
+    assert CUDA or harness.compute.waits, "compute was ordered behind copies under way"
+    harness.close()
 
 
 @pytest.mark.slow
-def test_conversations_beside_each_other_under_pressure_keep_their_tokens(model: Path, cold: Callable[[list[int], int], list[int]]) -> None:
+def test_conversations_beside_each_other_under_pressure_keep_their_tokens(
+    model: Path, cold: Callable[[list[int], int], list[int]]
+) -> None:
     """Half of what is live fits: sessions are purged, loaded and preempted all the time."""
-    house, rng = CudaHouse(model, pages=48), random.Random(2)
+    harness, rng = CudaHouse(model, pages=48), random.Random(2)
     prompts = [random_prompt(rng, rng.randrange(20, 60)) for _ in range(4)]
     for _ in range(2):
-        running = [house.submit(prompt, 4, session=f"s{n}") for n, prompt in enumerate(prompts)]
-        for prompt, result in zip(prompts, house.wait(*running, timeout_s=200), strict=True):
+        running = [harness.submit(prompt, 4, session=f"s{n}") for n, prompt in enumerate(prompts)]
+        for prompt, result in zip(prompts, harness.wait(*running, timeout_s=200), strict=True):
             assert result.tokens == cold(prompt, 4)
-    house.close()
+    harness.close()

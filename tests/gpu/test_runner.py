@@ -1,4 +1,5 @@
-"""The CUDA runner: logits of transformers whatever is batched, graphs that follow slots, tables that upload what changed."""
+"""The CUDA runner: logits of transformers whatever is batched, graphs that follow slots, tables that upload what
+changed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gpu.house import CUDA, DEVICE, HERE, pool, queue
+from tests.gpu.harness import CUDA, DEVICE, HERE, pool, queue
 from tests.worker.owners import KV
 from tests.worker.test_models_against_transformers import CHUNK, GRANULE, prompt, reference
 from tests.worker.test_models_against_transformers import Bench as HostBench
@@ -47,7 +48,9 @@ class Bench:
 
     def step(self, *slices: Slice) -> torch.Tensor:
         self.calls = []
-        return self.runner.step(list(slices), lambda n: self.calls.append(("before", n)), lambda n: self.calls.append(("after", n)))
+        return self.runner.step(
+            list(slices), lambda n: self.calls.append(("before", n)), lambda n: self.calls.append(("after", n))
+        )
 
     def cut(self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True) -> Slice:
         return Slice(tokens[start:end], start, pages[:, : -(-end // CHUNK)], want)
@@ -69,7 +72,11 @@ class Fence(HostFence):
 
 
 @pytest.mark.parametrize(
-    "case", [*(pytest.param(c, marks=pytest.mark.slow) for c in ("llama", "qwen2", "mistral-window", "qwen3-biased")), "qwen3-some-windows"]
+    "case",
+    [
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("llama", "qwen2", "mistral-window", "qwen3-biased")),
+        "qwen3-some-windows",
+    ],
 )
 def test_logits_equal_those_of_transformers_in_chunks_and_token_by_token(case: str, tmp_path: Path) -> None:
     theirs_model = reference(tmp_path, case)
@@ -125,7 +132,9 @@ def test_what_a_runner_takes_beside_granules_is_counted(tmp_path: Path) -> None:
         bench.step(bench.cut(pages, tokens, start, end))
     assert runner.graph_bytes() > 0 or CUDA, "what a graph takes may be nothing that the driver tells"
     bench.step(*(bench.cut(bench.pages(20), prompt(20), 0, 20) for _ in range(5)))
-    assert runner.activation_bytes() > before[0] and runner.table_bytes() > before[1], "more tokens and sequences than it was made for"
+    assert runner.activation_bytes() > before[0] and runner.table_bytes() > before[1], (
+        "more tokens and sequences than it was made for"
+    )
     assert runner.graph_bytes() == 0, "and they drop the graphs"
 
 
@@ -160,7 +169,9 @@ def test_prefills_and_decodes_of_one_step_do_not_disturb_each_other(bench: Bench
     pages = [bench.pages(len(p)) for p in prompts]
     bench.step(bench.cut(pages[0], prompts[0], 0, 17, want=False), bench.cut(pages[2], prompts[2], 0, 10))
     got = bench.step(
-        bench.cut(pages[0], prompts[0], 17, 18), bench.cut(pages[1], prompts[1], 0, 9), bench.cut(pages[2], prompts[2], 10, 15, want=False)
+        bench.cut(pages[0], prompts[0], 17, 18),
+        bench.cut(pages[1], prompts[1], 0, 9),
+        bench.cut(pages[2], prompts[2], 10, 15, want=False),
     )
     torch.testing.assert_close(got, torch.stack(expected[:2]), atol=1e-4, rtol=1e-4)
     got = bench.step(bench.cut(pages[2], prompts[2], 15, 20))
@@ -175,13 +186,17 @@ def test_decodes_replay_a_graph_a_layer_and_padding_rows_disturb_nothing(bench: 
         bench.step(bench.cut(its, p, 0, len(p) - 3, want=False))
     bench.runner.graphs.clear()
     for back in (3, 2, 1):
-        got = bench.step(*(bench.cut(its, p, len(p) - back, len(p) - back + 1) for p, its in zip(prompts, pages, strict=True)))
+        got = bench.step(
+            *(bench.cut(its, p, len(p) - back, len(p) - back + 1) for p, its in zip(prompts, pages, strict=True))
+        )
         torch.testing.assert_close(got, torch.stack([e[3 - back] for e in expected]), atol=1e-4, rtol=1e-4)
     [(shape, graphs)] = bench.runner.graphs.items()
     assert shape == (4, 1) and graphs is not None and set(graphs) == set(range(bench.model.config.layers))
 
 
-def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_for_it(directory: Path, alone: Alone) -> None:
+def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_for_it(
+    directory: Path, alone: Alone
+) -> None:
     bench, tokens = Bench(directory), prompt(30)
     pages = bench.pages(30)
     bench.step(bench.cut(pages, tokens, 0, 26))
@@ -198,7 +213,10 @@ def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_fo
     decode(28)
     assert bench.runner.graphs[1, 1] == before
     # A slot that shows other memory makes its layer's graph, and no other, worthless.
-    moved = {f.name: None if (t := getattr(bench.model.layers[1], f.name)) is None else t.clone() for f in dataclasses.fields(LayerWeights)}
+    moved = {
+        f.name: None if (t := getattr(bench.model.layers[1], f.name)) is None else t.clone()
+        for f in dataclasses.fields(LayerWeights)
+    }
     bench.model.layers._slots[1] = LayerWeights(**moved)
     torch.testing.assert_close(decode(29), alone(tokens), atol=1e-4, rtol=1e-4)
     after = bench.runner.graphs[1, 1] or {}
@@ -214,10 +232,13 @@ def test_memory_that_grows_drops_the_graphs_that_hold_its_addresses(directory: P
         bench.step(bench.cut(pages, tokens, at, at + 1))
     assert bench.runner.graphs[1, 1]
     many = [prompt(20, seed) for seed in range(7)]
-    got = bench.step(*(bench.cut(bench.pages(8), p[:8], 0, 8) for p in many))  # more tokens and sequences than were announced
+    # more tokens and sequences than were announced
+    got = bench.step(*(bench.cut(bench.pages(8), p[:8], 0, 8) for p in many))
     assert not bench.runner.graphs
     torch.testing.assert_close(got[6], alone(many[6][:8]), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(bench.step(bench.cut(pages, tokens, 17, 18))[0], alone(tokens[:18]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        bench.step(bench.cut(pages, tokens, 17, 18))[0], alone(tokens[:18]), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_tables_upload_only_what_a_row_did_not_show(bench: Bench) -> None:

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from runtime.config import Config, dump_config, load_config
+from runtime.config import Config
+from runtime.config_file import dump_config, load_config
 from storelink.arena_sharing import arenas_of, remove_dead
 
 _EXIT_S = 40
 
 
 class Stack:
-    """Two nodes' stores and, where a test wants one, a scheduler of the test's own on `config.scheduler_address`."""
+    """Two nodes' stores and, where a test wants one, a scheduler of the test's own on
+    `config.scheduler_addresses[0]`."""
 
     def __init__(self, config: Config, file: Path) -> None:
         self.config = config

@@ -6,7 +6,8 @@ import numpy as np
 
 from contracts.errors import PieceLost
 from contracts.kv import KvShape
-from kvstore.tiers.codecs import Codec, Codecs, Unavailable, Unencodable
+from kvstore.tiers.codec import Codec, Unavailable, Unencodable
+from kvstore.tiers.codecs import Codecs
 
 #: A piece that begins so cannot be encoded.
 STUBBORN = b"\xff" * 8

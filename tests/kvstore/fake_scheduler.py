@@ -35,7 +35,9 @@ class FakeScheduler(SchedulerServicer):
     async def __aexit__(self, *_: object) -> None:
         await self._server.stop(0)
 
-    async def StoreReports(self, reports: AsyncIterator[pb.StoreReport], context: Any) -> AsyncIterator[pb.StoreCommand]:
+    async def StoreReports(
+        self, reports: AsyncIterator[pb.StoreReport], context: Any
+    ) -> AsyncIterator[pb.StoreCommand]:
         commands: asyncio.Queue[pb.StoreCommand] = asyncio.Queue()
         reading = asyncio.ensure_future(self._read(reports, commands))
         try:
@@ -75,9 +77,13 @@ class FakeScheduler(SchedulerServicer):
         await self.wait(lambda s: node in s._streams)
         self._streams[node].put_nowait(pb.StoreCommand(**kind))
 
-    async def advise(self, node: str, session_id: str, *, sources: tuple[str, ...] = (), arrival_s: float = 2.0, device: int = 0) -> None:
+    async def advise(
+        self, node: str, session_id: str, *, sources: tuple[str, ...] = (), arrival_s: float = 2.0, device: int = 0
+    ) -> None:
         """A prefetch command."""
-        advisory = common_pb2.Advisory(session=wire_session(session_id), expected_arrival_s=arrival_s, ttl_s=60.0, advisory_id="a")
+        advisory = common_pb2.Advisory(
+            session=wire_session(session_id), expected_arrival_s=arrival_s, ttl_s=60.0, advisory_id="a"
+        )
         await self.tell(node, prefetch=pb.PrefetchCommand(advisory=advisory, source_nodes=sources, device=device))
 
 

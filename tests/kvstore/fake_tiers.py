@@ -1,6 +1,7 @@
-"""Small real tiers: the simplest thing that keeps each seam's promises, with a way to make it fail.
+"""Small real tiers: the simplest thing that keeps each interface's guarantees, with a way to make it fail.
 
-They pass the same suites as the real ones (test_file_io.py, test_transport.py); the blob tier's is obstore's MemoryStore.
+They pass the same suites as the real ones (test_file_io.py, test_transport.py); the blob tier's is obstore's
+MemoryStore.
 """
 
 from __future__ import annotations
@@ -47,14 +48,21 @@ class FakeFileIo(FileIo):
             os.pwritev(fd, [page], 0)
         for p in parts:
             piece = self._view[p.arena_offset : p.arena_offset + p.length]
-            moved = os.preadv(fd, [piece], p.file_offset) if operation == "READ" else os.pwritev(fd, [piece], p.file_offset)
+            moved = (
+                os.preadv(fd, [piece], p.file_offset) if operation == "READ" else os.pwritev(fd, [piece], p.file_offset)
+            )
             if moved < p.length:
-                raise PieceLost("short file") if operation == "READ" else OSError(f"{moved} of {p.length} bytes were written")
+                raise (
+                    PieceLost("short file")
+                    if operation == "READ"
+                    else OSError(f"{moved} of {p.length} bytes were written")
+                )
         return _Moved()
 
 
 class FakeTransport:
-    """Copies between arenas of one process. `cut`: reads fail, as over a link that is down; `hold`: they wait until it is set."""
+    """Copies between arenas of one process. `cut`: reads fail, as over a link that is down; `hold`: they wait until it
+    is set."""
 
     name = "fake"
     _owners: ClassVar[dict[str, FakeTransport]] = {}

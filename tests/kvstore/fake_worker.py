@@ -58,13 +58,17 @@ class FakeWorker:
         self.channel = rpc.channel(self._address)
         self.stub = KvStoreStub(self.channel)
         self._reading = asyncio.ensure_future(self._read())
-        hello = pb.AttachHello(worker_id=self._worker_id, shapes=[shape_to_wire(s) for s in self._shapes], device=self._device)
+        hello = pb.AttachHello(
+            worker_id=self._worker_id, shapes=[shape_to_wire(s) for s in self._shapes], device=self._device
+        )
         self._outgoing.put_nowait(pb.WorkerToStore(hello=hello))
         async with asyncio.timeout(LIMIT_S):
             welcome = await self._welcome
         self.node, self.arena_bytes = welcome.node, welcome.arena_bytes
         self.welcome = welcome
-        self.shared = SharedArena(Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, "auto")
+        self.shared = SharedArena(
+            Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, "auto"
+        )
         self.arena = self.shared.mapped
         return self
 
@@ -137,7 +141,9 @@ class FakeWorker:
         """Ask for room; (save id, answer)."""
         save_id = self._next()
         future = self._grants[save_id] = asyncio.get_running_loop().create_future()
-        request = pb.SaveRequest(save_id=save_id, session=session_to_wire(session), fingerprint=shape.fingerprint, keys=keys)
+        request = pb.SaveRequest(
+            save_id=save_id, session=session_to_wire(session), fingerprint=shape.fingerprint, keys=keys
+        )
         self.send(save=request)
         async with asyncio.timeout(LIMIT_S):  # not wait_for, which in Python 3.11 may swallow a cancellation
             return save_id, await future
@@ -180,7 +186,8 @@ class FakeWorker:
         take: bool = True,
         limit_s: float = LIMIT_S,
     ) -> Loaded:
-        """Load chunks to the end, copying each piece as it comes. `take` False leaves the leases. Raises AioRpcError without a store."""
+        """Load chunks to the end, copying each piece as it comes. `take` False leaves the leases. Raises AioRpcError
+        without a store."""
         if self._reading.done():
             self._reading.result()
         load_id = self._next()
@@ -227,7 +234,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def make_shape(layers: int = 6, *, tag: str = "model", kv_heads: int = 2, head_dim: int = 32, chunk_tokens: int = 64) -> KvShape:
+def make_shape(
+    layers: int = 6, *, tag: str = "model", kv_heads: int = 2, head_dim: int = 32, chunk_tokens: int = 64
+) -> KvShape:
     """A small model's shape; its fingerprint follows from `tag`."""
     return KvShape.of_heads(tag.encode().ljust(32, b"."), layers, kv_heads, head_dim, chunk_tokens, "float32")
 

@@ -7,7 +7,8 @@ import urllib.request
 
 
 async def store_metrics(address: str) -> dict[str, float]:
-    """Samples by name and labels as Prometheus writes them, without the prefix `upbeat_kvstore_`. `address`: the store's gRPC address."""
+    """Samples by name and labels as Prometheus writes them, without the prefix `upbeat_kvstore_`. `address`: the
+    store's gRPC address."""
     host, _, port = address.rpartition(":")
     answer = await asyncio.to_thread(urllib.request.urlopen, f"http://{host}:{int(port) + 4}/metrics", None, 20)
     samples: dict[str, float] = {}
@@ -25,7 +26,11 @@ async def until_nothing_is_held(address: str, limit_s: float = 90.0) -> None:
         async with asyncio.timeout(limit_s):
             while True:
                 said = await store_metrics(address)
-                held = {name: value for name, value in said.items() if name.startswith(("held{", 'queued{what="loads"')) and value}
+                held = {
+                    name: value
+                    for name, value in said.items()
+                    if name.startswith(("held{", 'queued{what="loads"')) and value
+                }
                 if not held:
                     return
                 await asyncio.sleep(0.2)

@@ -32,7 +32,9 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
     def make(file_system: str, options: str) -> Path:
         place = tmp_path / f"mount-{len(mounted)}"
         place.mkdir()
-        done = subprocess.run(["mount", "-t", file_system, "-o", options, "none", place], capture_output=True, text=True)
+        done = subprocess.run(
+            ["mount", "-t", file_system, "-o", options, "none", place], capture_output=True, text=True
+        )
         if done.returncode:
             pytest.skip(f"mounting {file_system} with {options} is not permitted here: {done.stderr.strip()}")
         mounted.append(place)
@@ -142,7 +144,10 @@ def test_on_a_hugetlbfs_the_arena_is_rounded_up_and_every_process_maps_it(mount,
     assert arena.size_bytes == 8 * MIB - MARK_BYTES
     arena.view[:] = b"x" * arena.size_bytes
     assert huge_kib_of_this_process(arena.path) == 8 * 1024
-    told = "from pathlib import Path; from storelink.arena_sharing import SharedArena; import sys; size = int(sys.argv[2]);"
+    told = (
+        "from pathlib import Path; from storelink.arena_sharing import SharedArena; import sys; size = "
+        "int(sys.argv[2]);"
+    )
     told += "m = SharedArena(Path(sys.argv[1]), size, bytes.fromhex(sys.argv[3]), 1, 'auto').mapped;"
     told += "assert m[size - 1 : size] == b'x'; m[:5] = b'other'"
     command = [sys.executable, "-c", told, arena.path, str(arena.size_bytes), arena.nonce.hex()]

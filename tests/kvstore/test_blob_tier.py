@@ -1,5 +1,5 @@
-"""The blob tier keeps its promises on every store that obstore reaches: a directory, S3 servers with and without ranges, Azure's
-emulator, GCS's client, and memory."""
+"""The blob tier keeps its guarantees on every store that obstore reaches: a directory, S3 servers with and without
+ranges, Azure's emulator, GCS's client, and memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,19 @@ from kvstore.tiers.objects import open_store
 from kvstore.tiers.staged import remove_staged
 from kvstore.tiers.tombstones import confirmed_by_all
 from tests.blob_servers import BlobServer, azurite, azurite_command, gcs, moto_s3, rclone_s3
-from tests.kvstore.tier_house import BIG, KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, big_arena, object_of, wanted, written
+from tests.kvstore.tier_harness import (
+    BIG,
+    KEY,
+    MIB,
+    OTHER_KEY,
+    SHAPE,
+    arena,
+    assert_same,
+    big_arena,
+    object_of,
+    wanted,
+    written,
+)
 
 __all__ = ["arena", "big_arena"]
 
@@ -94,9 +106,11 @@ async def test_a_read_says_when_it_can_no_longer_be_taken_back_and_not_when_noth
     await put(blob, arena, write)
     entered: list[str] = []
     assert await blob.read(SHAPE, wanted(write, range(5)), {}, lambda: entered.append("came")) == {}
-    assert set((await blob.read(SHAPE, wanted(written(arena, OTHER_KEY), range(5)), {}, lambda: entered.append("nothing"))).values()) == {
-        Fault.MISSING
-    }
+    assert set(
+        (
+            await blob.read(SHAPE, wanted(written(arena, OTHER_KEY), range(5)), {}, lambda: entered.append("nothing"))
+        ).values()
+    ) == {Fault.MISSING}
     assert entered == ["came"]
 
 
@@ -192,7 +206,8 @@ async def test_a_cancelled_call_harms_none_that_follows(blob, arena):
     await put(blob, arena, write)
     calls = [asyncio.ensure_future(blob.probe(KEY, SHAPE.fingerprint)) for _ in range(4)]
     calls += [
-        asyncio.ensure_future(blob.write(OTHER_KEY, SHAPE.fingerprint, object_of(arena, written(arena, OTHER_KEY)))) for _ in range(4)
+        asyncio.ensure_future(blob.write(OTHER_KEY, SHAPE.fingerprint, object_of(arena, written(arena, OTHER_KEY))))
+        for _ in range(4)
     ]
     await asyncio.sleep(0)
     for call in calls:
@@ -286,13 +301,20 @@ async def test_tombstones_stand_beside_each_other_and_go_when_every_node_has_con
         assert await tier.put(tombstone) and await tier.has(tombstone)
     listing = await tier.list_all()
     assert listing.complete and sorted(map(str, listing.by_path.values())) == sorted(map(str, (first, second)))
-    assert sorted(map(str, await tier.find(session))) == sorted(map(str, (first, second))) and await tier.find(SESSIONS[1]) == []
+    assert (
+        sorted(map(str, await tier.find(session))) == sorted(map(str, (first, second)))
+        and await tier.find(SESSIONS[1]) == []
+    )
     paths = list(listing.by_path)
     assert await tier.put_confirmed("node-0", paths) and await tier.put_confirmed("node-1", paths[:1])
     confirmed = await tier.list_confirmed()
     assert confirmed_by_all(paths, confirmed, ["node-0", "node-1"]) == paths[:1]
-    assert confirmed_by_all(paths, confirmed, ["node-0"]) == paths[:1], "a node that has ever confirmed anything may come back"
-    assert confirmed_by_all(paths, confirmed, ["node-0", "node-2"]) == [], "one that has not been here yet may have something"
+    assert confirmed_by_all(paths, confirmed, ["node-0"]) == paths[:1], (
+        "a node that has ever confirmed anything may come back"
+    )
+    assert confirmed_by_all(paths, confirmed, ["node-0", "node-2"]) == [], (
+        "one that has not been here yet may have something"
+    )
     await tier.delete(paths[0])
     await obstore.put_async(store, paths[1], b"nonsense")
     assert await tier.list_all() == ({}, True)
@@ -340,10 +362,18 @@ def test_objects_lie_where_the_format_says():
 
 
 def test_files_that_a_killed_process_was_writing_are_removed_and_those_of_a_living_one_are_not(tmp_path):
-    names = {"chunks/m/dead#1": 1000.0, "manifests/t/dead#12": 1000.0, "chunks/m/alive#1": 1990.0, "chunks/m/whole": 1000.0}
+    names = {
+        "chunks/m/dead#1": 1000.0,
+        "manifests/t/dead#12": 1000.0,
+        "chunks/m/alive#1": 1990.0,
+        "chunks/m/whole": 1000.0,
+    }
     for name, written_s in names.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
         os.utime(tmp_path / name, (written_s, written_s))
     assert remove_staged(tmp_path, 2000.0) == 2
-    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {"chunks/m/alive#1", "chunks/m/whole"}
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {
+        "chunks/m/alive#1",
+        "chunks/m/whole",
+    }

@@ -6,7 +6,7 @@ import pytest
 
 from contracts.errors import PieceLost
 from contracts.kv import KvShape
-from kvstore.tiers.codecs import Unavailable, Unencodable
+from kvstore.tiers.codec import Unavailable, Unencodable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("lmcache", reason="the extra [lmcache] is not installed")
@@ -26,12 +26,16 @@ def cachegen(request: pytest.FixtureRequest):
 
 
 def piece_of(shape: KvShape, seed: int = 0) -> memoryview:
-    values = torch.randn(shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim, generator=torch.Generator().manual_seed(seed))
+    values = torch.randn(
+        shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim, generator=torch.Generator().manual_seed(seed)
+    )
     return memoryview(bytearray(values.to(getattr(torch, shape.dtype)).view(-1).view(torch.uint8).numpy().tobytes()))
 
 
 def tensor(piece: memoryview, shape: KvShape):
-    return torch.frombuffer(piece, dtype=getattr(torch, shape.dtype)).view(shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim)
+    return torch.frombuffer(piece, dtype=getattr(torch, shape.dtype)).view(
+        shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -40,12 +44,18 @@ def test_each_value_is_within_half_a_level_and_a_second_time_changes_nothing(cac
     from kvstore.tiers.codecs_cachegen import levels_of
 
     shape = KvShape.of_heads(b"f" * 32, 16, 2, 16, 32, dtype)
-    piece, once, twice = piece_of(shape), memoryview(bytearray(shape.piece_bytes)), memoryview(bytearray(shape.piece_bytes))
+    piece, once, twice = (
+        piece_of(shape),
+        memoryview(bytearray(shape.piece_bytes)),
+        memoryview(bytearray(shape.piece_bytes)),
+    )
     cachegen.decode(cachegen.encode(piece, shape, layer), once, shape, layer)
     original = tensor(piece, shape).float()
     largest = original.abs().amax(dim=(0, 3))[None, :, :, None]  # of a token's K or V, all heads
     steps = levels_of(layer) // 2 - 1
-    assert bool(((tensor(once, shape).float() - original).abs() <= largest / steps * 0.501 + original.abs() * 2**-8).all())
+    assert bool(
+        ((tensor(once, shape).float() - original).abs() <= largest / steps * 0.501 + original.abs() * 2**-8).all()
+    )
     cachegen.decode(cachegen.encode(once, shape, layer), twice, shape, layer)
     assert once == twice
 

@@ -1,4 +1,5 @@
-"""Checksums of many ranges at a time: python-xxhash's digests, whoever computes them, and other threads run meanwhile."""
+"""Checksums of many ranges at a time: python-xxhash's digests, whoever computes them, and other threads run
+meanwhile."""
 
 from __future__ import annotations
 

@@ -23,7 +23,10 @@ def chunks_of_numbers(count: int) -> dict[bytes, list[bytes]]:
     """As make_chunks, with values of a model's size: arbitrary bytes are no numbers."""
     random = np.random.default_rng(7)
     values = SHAPE.piece_bytes // 4
-    return {random.bytes(32): [random.standard_normal(values).astype("<f4").tobytes() for _ in range(SHAPE.layers)] for _ in range(count)}
+    return {
+        random.bytes(32): [random.standard_normal(values).astype("<f4").tobytes() for _ in range(SHAPE.layers)]
+        for _ in range(count)
+    }
 
 
 def assert_decoded(loaded: Loaded, chunks: dict[bytes, list[bytes]], name: str) -> None:
@@ -42,7 +45,11 @@ def mapped_files(pid: int) -> str:
 
 
 def codecs_in(folder: Path) -> set[str]:
-    return {decode_header(p.read_bytes()[:BLOCK]).layout.codec for p in folder.rglob("*") if p.is_file() and len(p.name) == 64}
+    return {
+        decode_header(p.read_bytes()[:BLOCK]).layout.codec
+        for p in folder.rglob("*")
+        if p.is_file() and len(p.name) == 64
+    }
 
 
 async def test_a_raw_store_imports_neither_torch_nor_lmcache(make_stack):
@@ -89,7 +96,8 @@ async def test_what_was_stored_by_a_codec_is_read_after_a_restart_by_stores_of_a
         path.unlink()
     raw.start(0)
     async with FakeWorker(raw.address(0), [SHAPE]) as worker:
-        # From blob: twice through a codec. It is a miss while this store imports what reads the first object of a codec.
+        # From blob: twice through a codec. It is a miss while this store imports what reads the first object of a
+        # codec.
         async with asyncio.timeout(60):
             while (loaded := await worker.load(SHAPE, list(chunks), session=SESSION)).usable < len(chunks):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.2)

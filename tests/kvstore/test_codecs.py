@@ -9,14 +9,16 @@ from hypothesis import given, settings
 
 from contracts.errors import ConfigError, PieceLost
 from contracts.kv import KvShape
-from kvstore.tiers.codecs import Codec, Codecs, Unencodable
+from kvstore.tiers.codec import Codec, Unencodable
+from kvstore.tiers.codecs import Codecs
 
 pytest.importorskip("lmcache", reason="the extra [lmcache] is not installed")
 torch = pytest.importorskip("torch")
 
 DTYPES = ("float32", "bfloat16", "float16")
 CODECS = Codecs()
-#: e4m3 keeps four bits of the significand, and its least step is 2^-9 of the scale, which is at most twice what 448 steps need.
+#: e4m3 keeps four bits of the significand, and its least step is 2^-9 of the scale, which is at most twice what 448
+#: steps need.
 _RELATIVE, _LEAST_STEP = 2**-4, 2**-9 * 2 / 448
 
 
@@ -30,7 +32,9 @@ def codec(name: str) -> Codec:
 def pieces(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> tuple[KvShape, memoryview]:
     """A piece of any size, each head's K and V of its own magnitude, with some zeros and extremes."""
     dtype = draw(st.sampled_from(dtypes))
-    shape = KvShape.of_heads(b"f" * 32, 4, draw(st.integers(1, 3)), draw(st.integers(1, 24)), draw(st.integers(1, 20)), dtype)
+    shape = KvShape.of_heads(
+        b"f" * 32, 4, draw(st.integers(1, 3)), draw(st.integers(1, 24)), draw(st.integers(1, 20)), dtype
+    )
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     values = generator.standard_normal((shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim))
     limit = 4.5 if dtype == "float16" else 35.0
@@ -38,14 +42,18 @@ def pieces(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> tuple[KvShape, 
     values = values * 10.0**magnitudes
     values[generator.random(values.shape) < draw(st.sampled_from([0.0, 0.1, 1.0]))] = 0.0
     if draw(st.booleans()):
-        values[0, draw(st.integers(0, 1)), 0, 0] = draw(st.sampled_from([1.0, -1.0])) * torch.finfo(getattr(torch, dtype)).max
+        values[0, draw(st.integers(0, 1)), 0, 0] = (
+            draw(st.sampled_from([1.0, -1.0])) * torch.finfo(getattr(torch, dtype)).max
+        )
     most = torch.finfo(getattr(torch, dtype)).max
     made = torch.from_numpy(values).clamp(-most, most).to(getattr(torch, dtype))
     return shape, memoryview(bytearray(made.contiguous().view(-1).view(torch.uint8).numpy().tobytes()))
 
 
 def tensor(piece: memoryview, shape: KvShape):
-    return torch.frombuffer(piece, dtype=getattr(torch, shape.dtype)).view(shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim)
+    return torch.frombuffer(piece, dtype=getattr(torch, shape.dtype)).view(
+        shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim
+    )
 
 
 def through(name: str, piece: memoryview, shape: KvShape, layer: int = 0) -> memoryview:
@@ -55,7 +63,8 @@ def through(name: str, piece: memoryview, shape: KvShape, layer: int = 0) -> mem
 
 
 def assert_within(original, decoded) -> None:
-    """No value of a head's K or V is further off than float8 with a power-of-two scale allows, and the model's own type."""
+    """No value of a head's K or V is further off than float8 with a power-of-two scale allows, and the model's own
+    type."""
     own_step = 2.0**-25 if original.dtype is torch.float16 else 2.0**-134
     original, decoded = original.double(), decoded.double()
     largest = original.abs().amax(dim=(-2, -1), keepdim=True)

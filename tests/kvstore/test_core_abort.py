@@ -1,4 +1,5 @@
-"""Reads that are shared, lifted and taken back: prefetches give way to requests and saves, and no piece is read twice."""
+"""Reads that are shared, lifted and taken back: prefetches give way to requests and saves, and no piece is read
+twice."""
 
 from __future__ import annotations
 
@@ -25,9 +26,18 @@ def make(slots: int, *, blob: int = 0, ssd: int = 0) -> Store:
     return store
 
 
-def want(store: Store, number: int, keys: list[bytes], kind: LoadKind, sources: tuple[str, ...] = (), layers: tuple[int, ...] = ()):
+def want(
+    store: Store,
+    number: int,
+    keys: list[bytes],
+    kind: LoadKind,
+    sources: tuple[str, ...] = (),
+    layers: tuple[int, ...] = (),
+):
     session = SessionKey("t", f"s{number}")
-    event = ev.LoadWanted(("w", str(number)), kind, session, SHAPE.fingerprint, [(key, layers) for key in keys], sources, 0, 1.0)
+    event = ev.LoadWanted(
+        ("w", str(number)), kind, session, SHAPE.fingerprint, [(key, layers) for key in keys], sources, 0, 1.0
+    )
     return step(store, event)
 
 
@@ -50,10 +60,14 @@ def test_a_request_takes_the_room_of_running_prefetches_back_lowest_rank_first()
     running = of(do.Fetch, want(store, 1, KEYS[:1], LoadKind.PREFETCH))
     assert [f.pieces[0].layer for f in running] == [0, 1, 2, 3]
     out = want(store, 2, KEYS[1:2], LoadKind.DEMAND, layers=(0,))
-    assert of(do.CancelFetch, out) == [do.CancelFetch(running[3].fetch)], "one slot is wanted, and the last layer ranks lowest"
+    assert of(do.CancelFetch, out) == [do.CancelFetch(running[3].fetch)], (
+        "one slot is wanted, and the last layer ranks lowest"
+    )
     assert not of(do.Fetch, out), "its slot stays reserved until it has ended"
     out = step(store, cancelled(running[3]))
-    assert [(f.pieces[0].key, f.pieces[0].offset) for f in of(do.Fetch, out)] == [(KEYS[1], running[3].pieces[0].offset)]
+    assert [(f.pieces[0].key, f.pieces[0].offset) for f in of(do.Fetch, out)] == [
+        (KEYS[1], running[3].pieces[0].offset)
+    ]
 
 
 def test_no_more_is_taken_back_while_what_was_taken_back_suffices():
@@ -62,7 +76,9 @@ def test_no_more_is_taken_back_while_what_was_taken_back_suffices():
     want(store, 2, KEYS[1:2], LoadKind.DEMAND, layers=(0,))
     assert not of(do.CancelFetch, step(store, ev.Tick(1.5)))
     out = step(store, ev.FetchDone(running[3].fetch, {}, 1.6))
-    assert of(do.CancelFetch, out) == [do.CancelFetch(running[2].fetch)], "it came all the same, and the worker copies from its slot"
+    assert of(do.CancelFetch, out) == [do.CancelFetch(running[2].fetch)], (
+        "it came all the same, and the worker copies from its slot"
+    )
     out = step(store, ev.PiecesTaken(("w", "1"), [(0, 3)], 1.7))
     assert [f.pieces[0].offset for f in of(do.Fetch, out)] == [running[3].pieces[0].offset]
 
@@ -76,7 +92,9 @@ def test_a_save_that_finds_no_room_is_refused_and_takes_prefetches_back_for_the_
     assert {c.fetch for c in of(do.CancelFetch, out)} == {f.fetch for f in running}
     for fetch in running:
         step(store, cancelled(fetch))
-    assert of(do.Grant, step(store, ev.SaveWanted(("w", 2), *(save.session, save.fingerprint, save.keys, 2.0))))[0].indices == (0,)
+    assert of(do.Grant, step(store, ev.SaveWanted(("w", 2), *(save.session, save.fingerprint, save.keys, 2.0))))[
+        0
+    ].indices == (0,)
 
 
 def test_reads_of_requests_and_peers_are_never_taken_back():
@@ -122,7 +140,9 @@ def test_a_peers_piece_is_read_again_under_the_same_lease():
     store = make(4)
     (ask,) = of(do.AskPeer, want(store, 1, KEYS[:1], LoadKind.PREFETCH, ("node-1",)))
     step(store, ev.PeerHolds(ask.lease, [0], 1.0))
-    (fetch,) = of(do.Fetch, step(store, ev.PeerReady(ask.lease, [(0, layer, layer * SLOT, 7) for layer in range(4)], 1.0)))
+    (fetch,) = of(
+        do.Fetch, step(store, ev.PeerReady(ask.lease, [(0, layer, layer * SLOT, 7) for layer in range(4)], 1.0))
+    )
     step(store, ev.PeerEnded(ask.lease, True, 1.0))
     step(store, ev.SaveWanted(("w", 1), SessionKey("t", "x"), SHAPE.fingerprint, KEYS[5:6], 1.0))
     want(store, 2, KEYS[:1], LoadKind.DEMAND)
@@ -201,16 +221,20 @@ def test_a_request_lifts_a_queued_prefetch_over_all_others_without_a_second_read
     assert len(read) == len(set(read)) == 32
 
 
-def test_a_request_joins_pieces_that_a_peer_has_promised_and_lifts_their_read():
+def test_a_request_joins_pieces_that_a_peer_has_leased_and_lifts_their_read():
     store = make(16)
     (ask,) = of(do.AskPeer, want(store, 1, KEYS[:1], LoadKind.PREFETCH, ("node-1",)))
     step(store, ev.PeerHolds(ask.lease, [0], 1.0))
     out = want(store, 2, KEYS[:1], LoadKind.DEMAND, ("node-2",))
     assert not of(do.AskPeer, out) and not of(do.Probe, out)
-    (fetch,) = of(do.Fetch, step(store, ev.PeerReady(ask.lease, [(0, layer, layer * SLOT, 7) for layer in range(4)], 1.0)))
+    (fetch,) = of(
+        do.Fetch, step(store, ev.PeerReady(ask.lease, [(0, layer, layer * SLOT, 7) for layer in range(4)], 1.0))
+    )
     out = step(store, ev.FetchDone(fetch.fetch, {}, 1.0))
     assert {p.load[1] for p in of(do.Pieces, out)} == {"1", "2"}
-    assert not of(do.CancelFetch, step(store, ev.SaveWanted(("w", 1), SessionKey("t", "x"), SHAPE.fingerprint, KEYS[5:9], 1.0)))
+    assert not of(
+        do.CancelFetch, step(store, ev.SaveWanted(("w", 1), SessionKey("t", "x"), SHAPE.fingerprint, KEYS[5:9], 1.0))
+    )
 
 
 def test_many_requests_for_one_piece_share_one_read_whenever_they_come():
@@ -241,7 +265,9 @@ def test_what_a_peer_has_gets_no_copy_on_the_ssd_while_the_arena_has_room():
         store = make(slots)
         (ask,) = of(do.AskPeer, want(store, 1, KEYS[:1], LoadKind.DEMAND, ("node-1",)))
         step(store, ev.PeerHolds(ask.lease, [0], 1.0))
-        (fetch,) = of(do.Fetch, step(store, ev.PeerReady(ask.lease, [(0, layer, layer * SLOT, 7) for layer in range(4)], 1.0)))
+        (fetch,) = of(
+            do.Fetch, step(store, ev.PeerReady(ask.lease, [(0, layer, layer * SLOT, 7) for layer in range(4)], 1.0))
+        )
         out = step(store, ev.FetchDone(fetch.fetch, {}, 1.0))
         assert [w.key for w in of(do.WriteSsd, out)] == copied
     store, out = make(16, blob=1), list[do.Instruction]()

@@ -1,4 +1,5 @@
-"""When the chunks of a load will be here: by the queue of each source, what hints want behind, and what a peer says of its own."""
+"""When the chunks of a load will be here: by the queue of each source, what hints want behind, and what a peer says of
+its own."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def measured(store: Store, source: Source) -> None:
 
 def want(store: Store, number: int, keys: list[bytes], kind: LoadKind = LoadKind.DEMAND, sources: tuple[str, ...] = ()):
     session = SessionKey("t", f"s{number}")
-    event = ev.LoadWanted(("w", str(number)), kind, session, SHAPE.fingerprint, [(key, ()) for key in keys], sources, 0, 1.0)
+    event = ev.LoadWanted(
+        ("w", str(number)), kind, session, SHAPE.fingerprint, [(key, ()) for key in keys], sources, 0, 1.0
+    )
     return store.handle(event)
 
 

@@ -30,7 +30,10 @@ def make(files: int, sessions: dict[str, tuple[int, float]], *, backed: bool = T
     every = [k for name, (count, _) in sessions.items() for k in keys(name, count)]
     store.handle(ev.Recovered([ev.FoundCopy(k, SHAPE, (1, 2)) for k in every]))
     store.handle(ev.TierSized("ssd", files * FILE, 0.0))
-    manifests = [Manifest(key(n), "m", SHAPE.fingerprint, keys(n, count), 16 * count, used) for n, (count, used) in sessions.items()]
+    manifests = [
+        Manifest(key(n), "m", SHAPE.fingerprint, keys(n, count), 16 * count, used)
+        for n, (count, used) in sessions.items()
+    ]
     store.handle(ev.ManifestsListed(manifests, 100.0, True, 100.0))
     if backed:
         store.handle(ev.BlobListed(SHAPE.fingerprint, set(every), 100.0))
@@ -50,7 +53,11 @@ def gone(out: list[do.Instruction]) -> list[bytes]:
 
 
 def evicted(out: list[do.Instruction]) -> dict[str, int]:
-    return {i.labels[1]: i.amount for i in out if isinstance(i, do.Counted) and i.what == "evicted_bytes" and i.labels[0] == "ssd"}
+    return {
+        i.labels[1]: i.amount
+        for i in out
+        if isinstance(i, do.Counted) and i.what == "evicted_bytes" and i.labels[0] == "ssd"
+    }
 
 
 def test_the_latest_chunk_of_the_least_recently_used_session_goes_first():
@@ -99,7 +106,10 @@ def test_what_only_this_ssd_has_goes_last_and_is_counted():
         store.handle(ev.BlobWritten(chunk_key, ev.Wrote.FAILED, 100.0))
     out = save(store, "c", keys("c", 3))
     assert gone(out) == [keys("b", 2)[1], keys("b", 2)[0], keys("a", 2)[1]]
-    assert sum(i.amount for i in out if isinstance(i, do.Counted) and i.labels == ("ssd", "only copy")) == SHAPE.chunk_bytes
+    assert (
+        sum(i.amount for i in out if isinstance(i, do.Counted) and i.labels == ("ssd", "only copy"))
+        == SHAPE.chunk_bytes
+    )
     store.validate()
 
 
@@ -123,7 +133,9 @@ def test_files_that_a_codec_made_smaller_take_no_more_room_than_they_have():
     out = save(store, "b", keys("b", 2), 201.0)
     assert len([i for i in out if isinstance(i, do.WriteSsd)]) == 2 and not gone(out)
     store.handle(ev.SsdWritten(keys("b", 2)[0], ev.Wrote.OK, 202.0))
-    assert store.index.ssd_stored_bytes == FILE // 4 * 3 + 2 * FILE, "what is written counts as raw until its length is known"
+    assert store.index.ssd_stored_bytes == FILE // 4 * 3 + 2 * FILE, (
+        "what is written counts as raw until its length is known"
+    )
     store.validate()
     again = make(3, {})
     again.handle(ev.Recovered([ev.FoundCopy(k, SHAPE, (1, 2), FILE // 4) for k in keys("a", 8)]))
@@ -134,7 +146,9 @@ def test_files_that_a_codec_made_smaller_take_no_more_room_than_they_have():
 def test_what_is_being_read_stays():
     store = make(2, {"a": (2, 10.0)})
     reading = store.handle(
-        ev.LoadWanted(("w", "1"), ev.LoadKind.DEMAND, key("a"), SHAPE.fingerprint, [(keys("a", 2)[1], ())], (), 0, 150.0)
+        ev.LoadWanted(
+            ("w", "1"), ev.LoadKind.DEMAND, key("a"), SHAPE.fingerprint, [(keys("a", 2)[1], ())], (), 0, 150.0
+        )
     )
     assert [i for i in reading if isinstance(i, do.Fetch)]
     assert gone(save(store, "c", keys("c", 1))) == [keys("a", 2)[0]]
@@ -190,7 +204,8 @@ def test_a_session_that_is_being_saved_does_not_displace_itself():
 
 
 def test_what_an_ssd_without_room_is_owed_waits_for_room():
-    """Also where the SSD is smaller than a chunk: looking for a debt that can be paid comes to an end, and only what was tried counts."""
+    """Also where the SSD is smaller than a chunk: looking for a debt that can be paid comes to an end, and only what
+    was tried counts."""
     store = make(0, {})
     (write,) = (i for i in save(store, "b", keys("b", 1)) if isinstance(i, do.WriteBlob))
     assert not store.handle(ev.BlobWritten(write.key, ev.Wrote.OK, 201.0))

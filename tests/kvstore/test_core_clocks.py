@@ -1,4 +1,5 @@
-"""Nodes whose wall clocks differ by an hour: the newest manifest, what an erasure ends, and what has been idle are not mistaken."""
+"""Nodes whose wall clocks differ by an hour: the newest manifest, what an erasure ends, and what has been idle are not
+mistaken."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def test_a_turn_of_a_session_that_others_have_served_reads_its_manifest_first() 
     s.handle(ev.ManifestsListed([manifest(1, NOON)], 0.0, True, NOON))
 
     def wanted(*sources: str) -> list:
-        load = ev.LoadWanted(("w", "1"), ev.LoadKind.DEMAND, SESSION, SHAPE.fingerprint, [(KEYS[0], ())], sources, 0, 1.0)
+        load = ev.LoadWanted(
+            ("w", "1"), ev.LoadKind.DEMAND, SESSION, SHAPE.fingerprint, [(KEYS[0], ())], sources, 0, 1.0
+        )
         out = [i for i in s.handle(load) if isinstance(i, do.FetchManifest)]
         s.handle(ev.LoadCancelled(("w", "1"), 1.0))
         return out

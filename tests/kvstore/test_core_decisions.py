@@ -22,7 +22,9 @@ SLOT = 4096
 # ---- states
 
 
-@pytest.mark.parametrize(("moves", "states"), [(PIECE_MOVES, PieceState), (COPY_MOVES, CopyState), (LOAD_MOVES, LoadState)])
+@pytest.mark.parametrize(
+    ("moves", "states"), [(PIECE_MOVES, PieceState), (COPY_MOVES, CopyState), (LOAD_MOVES, LoadState)]
+)
 def test_a_move_that_the_table_does_not_list_raises(moves, states):
     assert set(moves) == set(states)
     for old in states:
@@ -65,7 +67,11 @@ def test_demand_takes_the_more_urgent_request_first_and_then_the_lower_layer():
 def test_reads_join_neighbouring_layers_but_not_across_a_gap_nor_what_is_only_hinted_at_across_a_band():
     small = KvShape.of_heads(b"f" * 32, 8, 1, 8, 16, "float32")
     every = list(range(8))
-    for source, kind in ((SourceKind.BLOB, LoadKind.DEMAND), (SourceKind.SSD, LoadKind.PREFETCH), (SourceKind.SSD, LoadKind.ADVISED)):
+    for source, kind in (
+        (SourceKind.BLOB, LoadKind.DEMAND),
+        (SourceKind.SSD, LoadKind.PREFETCH),
+        (SourceKind.SSD, LoadKind.ADVISED),
+    ):
         assert reads(small, every, source, kind) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert reads(small, [1, 2, 3, 6], SourceKind.SSD, LoadKind.PREFETCH) == [[1], [2, 3], [6]]
 
@@ -103,9 +109,19 @@ def copies(keys: list[bytes]) -> list[ev.FoundCopy]:
     return [ev.FoundCopy(key, SHAPE, (1, 2)) for key in keys]
 
 
-def wanted(number: int, keys: list[bytes], kind: LoadKind = LoadKind.DEMAND, *, session: SessionKey = SESSION, now: float = 1.0, **other):
+def wanted(
+    number: int,
+    keys: list[bytes],
+    kind: LoadKind = LoadKind.DEMAND,
+    *,
+    session: SessionKey = SESSION,
+    now: float = 1.0,
+    **other,
+):
     given = {"sources": (), "priority": 0, **other}
-    return ev.LoadWanted(("w", str(number)), kind, session, SHAPE.fingerprint, [(k, ()) for k in keys], now=now, **given)
+    return ev.LoadWanted(
+        ("w", str(number)), kind, session, SHAPE.fingerprint, [(k, ()) for k in keys], now=now, **given
+    )
 
 
 def of(kind: type, instructions: list) -> list:
@@ -153,7 +169,9 @@ def test_saves_over_the_write_back_limit_are_refused_and_accepted_again_when_it_
     refused = of(do.Grant, store.handle(ev.SaveWanted(("w", 2), SESSION, SHAPE.fingerprint, KEYS[2:3], 0.0)))[0]
     assert refused.refused == (0,)
     store.handle(ev.SsdWritten(KEYS[0], ev.Wrote.OK, 0.0))
-    assert of(do.Grant, store.handle(ev.SaveWanted(("w", 3), SESSION, SHAPE.fingerprint, KEYS[2:3], 0.0)))[0].indices == (0,)
+    assert of(do.Grant, store.handle(ev.SaveWanted(("w", 3), SESSION, SHAPE.fingerprint, KEYS[2:3], 0.0)))[
+        0
+    ].indices == (0,)
     store.validate()
 
 
@@ -299,7 +317,7 @@ def test_a_first_turn_that_ends_after_its_session_was_erased_does_not_bring_it_b
     turn = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 2.0)
     out = store.handle(ev.TurnEnded(turn, 2.0, "w"))
     assert SESSION not in store.index.manifests and not of(do.PutManifest, out)
-    store.handle(ev.EraseHeard("w", told.telling, 3.0))
+    store.handle(ev.EraseHeard("w", told.notice, 3.0))
     assert of(do.PutManifest, store.handle(ev.TurnEnded(turn, 70.0, "w")))
 
 
@@ -308,7 +326,12 @@ def test_the_offer_goes_out_when_layer_0_is_there_and_not_before():
     store.handle(ev.Recovered(copies(KEYS[:2])))
     store.handle(ev.ManifestsListed([Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0)], 0.0))
     fetches = of(do.Fetch, store.handle(ev.Advised(SESSION, -1, 2.0, 62.0, (), 0.0)))
-    assert [(f.pieces[0].layer, f.pieces[0].key) for f in fetches] == [(0, KEYS[0]), (0, KEYS[1]), (1, KEYS[0]), (1, KEYS[1])]
+    assert [(f.pieces[0].layer, f.pieces[0].key) for f in fetches] == [
+        (0, KEYS[0]),
+        (0, KEYS[1]),
+        (1, KEYS[0]),
+        (1, KEYS[1]),
+    ]
     assert not of(do.Offer, store.handle(ev.FetchDone(fetches[0].fetch, {}, 0.5)))
     (offer,) = of(do.Offer, store.handle(ev.FetchDone(fetches[1].fetch, {}, 0.5)))
     assert offer.keys == tuple(KEYS[:2]) and offer.priority == -1
@@ -339,7 +362,10 @@ def test_a_worker_that_leaves_gives_everything_back():
     store.validate()
     assert not store.loads.count
     assert store.ledger.granules.free == 4, "only the loaded pieces stay, unpinned"
-    assert len(of(do.Grant, store.handle(ev.SaveWanted(("x", 1), OTHER, SHAPE.fingerprint, KEYS[:4], 2.0)))[0].indices) == 4
+    assert (
+        len(of(do.Grant, store.handle(ev.SaveWanted(("x", 1), OTHER, SHAPE.fingerprint, KEYS[:4], 2.0)))[0].indices)
+        == 4
+    )
 
 
 def test_a_hint_repeated_while_its_load_runs_starts_nothing_new_and_renews_the_offer():

@@ -1,5 +1,5 @@
-"""Victims, clause by clause: "class (invalidated or expired advisory; unadvised; advised), then least urgent priority, then
-highest layer, then least recently used session, then latest chunk", and what is never one."""
+"""Victims, clause by clause: "class (invalidated or expired advisory; unadvised; advised), then least urgent priority,
+then highest layer, then least recently used session, then latest chunk", and what is never one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hypothesis import given, settings
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
+from contracts.memory.victim_order import Rank, Standing
 from kvstore.core.eviction import Victims, kind_of, protected, under
 from kvstore.core.index import Chunk, Index
-from kvstore.core.sessions import Advice, Rank, Sessions, Standing
+from kvstore.core.sessions import Advice, Sessions
 from kvstore.core.state import CopyState, PieceState
 
 NOW = 1000.0
@@ -26,7 +27,9 @@ class World:
         self.index, self.sessions = Index(), Sessions()
         self.victims = Victims(self.index, self.sessions, layer_priority=layer_priority)
 
-    def session(self, name: str, chunks: int, *, used: float = 1.0, layers: int = 2, ssd: CopyState = CopyState.PRESENT) -> list[Chunk]:
+    def session(
+        self, name: str, chunks: int, *, used: float = 1.0, layers: int = 2, ssd: CopyState = CopyState.PRESENT
+    ) -> list[Chunk]:
         shape = KvShape.of_heads(bytes([layers]) * 32, layers, 1, 8, 16, "float32")
         keys = [f"{name}{i}".encode().ljust(32) for i in range(chunks)]
         made = [self.index.chunk(key, shape) for key in keys]
@@ -182,7 +185,10 @@ def test_an_advisory_protects_until_it_expires_is_invalidated_or_its_request_com
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["use", "advise", "invalidate", "drop", "piece", "look"]), st.integers(0, 2), st.integers(0, 9)), max_size=40
+    st.tuples(
+        st.sampled_from(["use", "advise", "invalidate", "drop", "piece", "look"]), st.integers(0, 2), st.integers(0, 9)
+    ),
+    max_size=40,
 )
 
 
@@ -215,7 +221,12 @@ def test_the_order_that_is_kept_is_the_order_that_ranking_everything_anew_gives(
             world.index.stirred.update(dict.fromkeys(world.index.resident))
             before, world.victims = world.victims, anew
             ranked = world.order(now)
-            keys = {f"{c.key.decode().strip()}/{layer}": anew.key(c, layer) for cs in chunks.values() for c in cs for layer in range(5)}
+            keys = {
+                f"{c.key.decode().strip()}/{layer}": anew.key(c, layer)
+                for cs in chunks.values()
+                for c in cs
+                for layer in range(5)
+            }
             world.victims = before
             assert sorted(kept) == sorted(ranked)
             places = {name: key for name, key in keys.items() if key is not None}

@@ -67,7 +67,9 @@ def test_of_one_priority_what_is_late_comes_last_whatever_its_layer():
     late = rank(LoadKind.ADVISED, layer=0, priority=0, late=True, **at)
     urgent = rank(LoadKind.ADVISED, layer=0, priority=-1, late=True, **at)
     assert urgent < in_time < late
-    assert rank(LoadKind.DEMAND, layer=0, priority=0, late=True, **at) == rank(LoadKind.DEMAND, layer=0, priority=0, **at)
+    assert rank(LoadKind.DEMAND, layer=0, priority=0, late=True, **at) == rank(
+        LoadKind.DEMAND, layer=0, priority=0, **at
+    )
 
 
 def test_a_hint_that_can_be_in_time_goes_before_one_that_cannot(store):
@@ -101,10 +103,14 @@ def test_a_hint_without_a_time_is_never_late(store):
 def test_a_request_that_is_here_ends_what_its_hint_wanted_beyond_it(store):
     running = hint(store, "large", 1.0)
     wants = [(k, ()) for k in KEYS["large"][:10]]
-    running += fetches(store.handle(ev.LoadWanted(("w", "1"), LoadKind.DEMAND, key("large"), SHAPE.fingerprint, wants, (), 0, 1.0)))
+    running += fetches(
+        store.handle(ev.LoadWanted(("w", "1"), LoadKind.DEMAND, key("large"), SHAPE.fingerprint, wants, (), 0, 1.0))
+    )
     began = len(running)
     assert began + len(order(store, running)) < 4 * CHUNKS["large"]
-    brought = [k for k in KEYS["large"] if all(store.index.chunks[k].state(layer).name == "READY" for layer in range(4))]
+    brought = [
+        k for k in KEYS["large"] if all(store.index.chunks[k].state(layer).name == "READY" for layer in range(4))
+    ]
     assert brought[:10] == KEYS["large"][:10] and len(brought) < 40
     assert not store.meter.rates.ahead(SSD)
 

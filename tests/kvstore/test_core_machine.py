@@ -1,5 +1,5 @@
-"""The core under arbitrary orders of events: whatever workers, peers, tiers and time do, no slot is given out twice, and every
-load is told exactly once how it begins and how it ends."""
+"""The core under arbitrary orders of events: whatever workers, peers, tiers and time do, no slot is given out twice,
+and every load is told exactly once how it begins and how it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SHAPES = [KvShape.of_heads(bytes([i]) * 32, layers, 1, 8 << i, 16, "float32") fo
 SESSIONS = [SessionKey("t", name) for name in "abc"]
 #: Each session has its chain; the first two keys of sessions a and b are shared, as a common system prompt is.
 CHAINS = {
-    s: [bytes([99, i]) * 16 if i < 2 and s.session_id != "c" else bytes([ord(s.session_id), i]) * 16 for i in range(6)] for s in SESSIONS
+    s: [bytes([99, i]) * 16 if i < 2 and s.session_id != "c" else bytes([ord(s.session_id), i]) * 16 for i in range(6)]
+    for s in SESSIONS
 }
 WORKERS = ["worker-1", "worker-2"]
 #: Room for seven chunks of the first model.
@@ -39,7 +40,9 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         # The tenant may hold eight chunks of the first model; three sessions want more.
         quotas = {"t": 8 * SHAPES[0].chunk_bytes}
-        self.store = Store("node-0", 40 * 4096, write_back_limit_bytes=1 << 16, granule_bytes=2 * 4096, quota_bytes=quotas)
+        self.store = Store(
+            "node-0", 40 * 4096, write_back_limit_bytes=1 << 16, granule_bytes=2 * 4096, quota_bytes=quotas
+        )
         self.now = 0.0
         self.numbers = 0
         self.outstanding: list[do.Instruction] = []  # what the shell is still doing
@@ -96,13 +99,17 @@ class StoreMachine(RuleBasedStateMachine):
                     self.grants[i.save] = cut
             case do.Fetch():
                 offsets = [p.offset for p in i.pieces]
-                assert len(offsets) == len(set(offsets)) and not self.busy_slots() & set(offsets), "fetched into a slot in use"
+                assert len(offsets) == len(set(offsets)) and not self.busy_slots() & set(offsets), (
+                    "fetched into a slot in use"
+                )
                 self.outstanding.append(i)
                 for p in i.pieces:
                     assert (p.key, p.layer) not in self.reading, "two reads of one piece"
                     self.reading[p.key, p.layer] = i.fetch
             case do.CancelFetch():
-                assert any(isinstance(x, do.Fetch) and x.fetch == i.fetch for x in self.outstanding), "taken back, but not running"
+                assert any(isinstance(x, do.Fetch) and x.fetch == i.fetch for x in self.outstanding), (
+                    "taken back, but not running"
+                )
                 assert i.fetch not in self.taken_back
                 self.taken_back.add(i.fetch)
             case do.Probe() | do.AskPeer() | do.Sum() | do.WriteSsd() | do.WriteBlob() | do.FetchManifest():
@@ -152,7 +159,9 @@ class StoreMachine(RuleBasedStateMachine):
         ident = (owner, str(self.numbers))
         wants = [(key, layers) for key in CHAINS[session][span[0] : span[0] + span[1]]]
         sources = () if kind is ev.LoadKind.PEER else sources
-        event = ev.LoadWanted(ident, kind, session, shape_of(session).fingerprint, wants, sources, priority, self.later(0.01))
+        event = ev.LoadWanted(
+            ident, kind, session, shape_of(session).fingerprint, wants, sources, priority, self.later(0.01)
+        )
         self.wanted[ident] = event
         self.send(event)
 
@@ -165,7 +174,9 @@ class StoreMachine(RuleBasedStateMachine):
     def save(self, session, owner, span, data) -> None:  # type: ignore[no-untyped-def]
         self.numbers += 1
         keys = CHAINS[session][span[0] : span[0] + span[1]]
-        self.save_event = ev.SaveWanted((owner, self.numbers), session, shape_of(session).fingerprint, keys, self.later(0.01))
+        self.save_event = ev.SaveWanted(
+            (owner, self.numbers), session, shape_of(session).fingerprint, keys, self.later(0.01)
+        )
         self.send(self.save_event)
 
     @precondition(lambda self: self.grants)
@@ -193,7 +204,11 @@ class StoreMachine(RuleBasedStateMachine):
                 self.send(ev.FetchDone(i.fetch, dict.fromkeys(range(came, len(i.pieces)), ev.Fault.CANCELLED), now))
             case do.Fetch():
                 self.forget(i.fetch)
-                bad = data.draw(st.lists(st.integers(0, len(i.pieces) - 1), max_size=2)) if data.draw(st.integers(0, 3)) == 0 else []
+                bad = (
+                    data.draw(st.lists(st.integers(0, len(i.pieces) - 1), max_size=2))
+                    if data.draw(st.integers(0, 3)) == 0
+                    else []
+                )
                 self.send(ev.FetchDone(i.fetch, {b: data.draw(st.sampled_from(list(ev.Fault))) for b in bad}, now))
             case do.Probe():
                 event = self.wanted.get(i.load)
@@ -220,7 +235,12 @@ class StoreMachine(RuleBasedStateMachine):
         held = [i for i in range(len(ask.wants)) if data.draw(st.booleans())]
         if data.draw(st.booleans()):
             self.send(ev.PeerHolds(ask.lease, held, self.later(0.01)))
-            ready = [(i, layer, 4096 * (10 * i + layer), 7) for i in held for layer in ask.wants[i][1] if data.draw(st.integers(0, 4))]
+            ready = [
+                (i, layer, 4096 * (10 * i + layer), 7)
+                for i in held
+                for layer in ask.wants[i][1]
+                if data.draw(st.integers(0, 4))
+            ]
             self.send(ev.PeerReady(ask.lease, ready, self.later(0.01)))
         self.send(ev.PeerEnded(ask.lease, data.draw(st.booleans()), self.later(0.01)))
 
@@ -264,7 +284,11 @@ class StoreMachine(RuleBasedStateMachine):
     def a_turn_ends(self, session: SessionKey, length: int) -> None:
         self.send(ev.TurnEnded(self.manifest(session, length), self.later(0.01)))
 
-    @rule(session=st.sampled_from(SESSIONS), sources=st.sampled_from([(), ("node-1",)]), arrival=st.sampled_from([0.0, 30.0]))
+    @rule(
+        session=st.sampled_from(SESSIONS),
+        sources=st.sampled_from([(), ("node-1",)]),
+        arrival=st.sampled_from([0.0, 30.0]),
+    )
     def a_hint_comes(self, session: SessionKey, sources: tuple[str, ...], arrival: float) -> None:
         self.send(ev.Advised(session, 0, arrival, arrival + 60, sources, self.later(0.01)))
 
@@ -286,7 +310,12 @@ class StoreMachine(RuleBasedStateMachine):
         listed = {CHAINS[session][i] for i in there}
         self.send(ev.BlobListed(shape_of(session).fingerprint, listed, self.later(0.01)))
 
-    @rule(session=st.sampled_from(SESSIONS), there=st.sets(st.integers(0, 5)), number=st.integers(0, 4), complete=st.booleans())
+    @rule(
+        session=st.sampled_from(SESSIONS),
+        there=st.sets(st.integers(0, 5)),
+        number=st.integers(0, 4),
+        complete=st.booleans(),
+    )
     def a_tombstone_is_read(self, session: SessionKey, there: set[int], number: int, complete: bool) -> None:
         chunks = {CHAINS[session][i]: shape_of(session).fingerprint for i in sorted(there)}
         self.send(ev.TombstonesListed([Tombstone(session, number, chunks)], self.later(0.01), complete))
@@ -300,9 +329,9 @@ class StoreMachine(RuleBasedStateMachine):
     def an_erasure_is_told_again(self, session: SessionKey, number: int) -> None:
         self.send(ev.SessionErased(session, self.later(0.01), number))
 
-    @rule(worker=st.sampled_from(WORKERS), telling=st.integers(0, 40))
-    def a_worker_has_heard(self, worker: str, telling: int) -> None:
-        self.send(ev.EraseHeard(worker, telling, self.later(0.01)))
+    @rule(worker=st.sampled_from(WORKERS), notice=st.integers(0, 40))
+    def a_worker_has_heard(self, worker: str, notice: int) -> None:
+        self.send(ev.EraseHeard(worker, notice, self.later(0.01)))
 
     @rule(session=st.sampled_from(SESSIONS), there=st.sets(st.integers(0, 5)))
     def orphans_are_sought(self, session: SessionKey, there: set[int]) -> None:
@@ -331,7 +360,8 @@ class StoreMachine(RuleBasedStateMachine):
                 assert self.store.ledger.held(offset) and self.store.ledger.pinned(offset)
 
     def teardown(self) -> None:
-        """When sources stay silent and time passes, every load ends; when owners leave, nothing is left pinned or reserved."""
+        """When sources stay silent and time passes, every load ends; when owners leave, nothing is left pinned or
+        reserved."""
         self.send(ev.Tick(self.later(100)))
         self.send(ev.Tick(self.later(100)))
         for load in set(self.wanted) - self.cancelled:

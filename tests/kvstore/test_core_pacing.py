@@ -9,7 +9,7 @@ from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.events import LoadKind
-from kvstore.core.pacing import Pace
+from kvstore.core.pacing import ReadPacer
 from kvstore.core.store import Store
 
 SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 16, 64, "float32")  # pieces of 16 KiB, each of a band and a read of its own
@@ -19,13 +19,13 @@ RATE = 1_000_000.0
 
 
 def test_without_a_rate_nothing_waits():
-    pace = Pace()
+    pace = ReadPacer()
     pace.started(1 << 40, 0.0)
     assert pace.wait_s(0.0) == 0.0
 
 
 def test_the_rate_is_kept_over_time_and_a_pause_is_not_caught_up():
-    pace, now = Pace(RATE), 100.0
+    pace, now = ReadPacer(RATE), 100.0
     for _ in range(200):
         now += pace.wait_s(now)
         pace.started(10_000, now)
@@ -70,7 +70,9 @@ def test_a_request_does_not_wait_for_the_pace_of_a_prefetch(store):
     prefetch = fetches(store.handle(ev.Advised(SESSION, 0, 1.0, 600.0, (), 1.0)))
     assert 0 < len(prefetch) < 16 and store.fetches.resume_at is not None
     wants = [(key, ()) for key in KEYS[10:14]]  # two of them are the prefetch's, which waits
-    demand = fetches(store.handle(ev.LoadWanted(("w", "1"), LoadKind.DEMAND, None, SHAPE.fingerprint, wants, (), 0, 1.0)))
+    demand = fetches(
+        store.handle(ev.LoadWanted(("w", "1"), LoadKind.DEMAND, None, SHAPE.fingerprint, wants, (), 0, 1.0))
+    )
     while True:
         more = [f for fetch in demand for f in fetches(store.handle(ev.FetchDone(fetch.fetch, {}, 1.0)))]
         if not more:

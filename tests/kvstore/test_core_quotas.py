@@ -10,7 +10,7 @@ from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.store import Store
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 SHAPE = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
 
@@ -27,12 +27,16 @@ def make(chunks: int, *, default: int = 0) -> Store:
     """A store where tenant t may hold so many chunks, and others `default`."""
     size = SHAPE.chunk_bytes
     quotas = {"t": chunks * size}
-    store = Store("node-0", 64 * 4096, write_back_limit_bytes=1 << 20, default_quota_bytes=default * size, quota_bytes=quotas)
+    store = Store(
+        "node-0", 64 * 4096, write_back_limit_bytes=1 << 20, default_quota_bytes=default * size, quota_bytes=quotas
+    )
     store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
     return store
 
 
-def save(store: Store, session: SessionKey, wanted: list[bytes], now: float, *, turn: bool = True) -> tuple[do.Grant, list[do.Instruction]]:
+def save(
+    store: Store, session: SessionKey, wanted: list[bytes], now: float, *, turn: bool = True
+) -> tuple[do.Grant, list[do.Instruction]]:
     out = store.handle(ev.SaveWanted(("w", int(now)), session, SHAPE.fingerprint, wanted, now))
     grant = next(i for i in out if isinstance(i, do.Grant))
     for s in [i for i in store.handle(ev.SaveEnded(("w", int(now)), grant.indices, (), now)) if isinstance(i, do.Sum)]:
@@ -93,7 +97,9 @@ def test_chunks_that_two_sessions_share_are_counted_once():
 
 def test_sessions_of_other_nodes_are_counted_when_they_are_listed():
     store = make(3)
-    store.handle(ev.ManifestsListed([Manifest(key("far"), "m", SHAPE.fingerprint, keys(7, 3), 48, 1.0)], 1.0, True, 1.0))
+    store.handle(
+        ev.ManifestsListed([Manifest(key("far"), "m", SHAPE.fingerprint, keys(7, 3), 48, 1.0)], 1.0, True, 1.0)
+    )
     assert store.quotas.used_bytes("t") == 3 * SHAPE.chunk_bytes
     _, out = save(store, key("a"), keys(1, 1), 5.0)
     assert [i.session for i in out if isinstance(i, do.DeleteManifest)] == [key("far")]
@@ -105,7 +111,9 @@ def test_the_default_holds_for_tenants_that_have_no_quota_of_their_own():
     assert save(store, key("x", "other"), keys(2, 3), 2.0)[0].refused == (1, 2)
 
 
-@pytest.mark.parametrize("kv", [{"tenant_quota_gib": {"a": -1}}, {"tenant_quota_gib": {"a/b": 1}}, {"default_tenant_quota_gib": "much"}])
+@pytest.mark.parametrize(
+    "kv", [{"tenant_quota_gib": {"a": -1}}, {"tenant_quota_gib": {"a/b": 1}}, {"default_tenant_quota_gib": "much"}]
+)
 def test_a_wrong_quota_stops_the_start_and_names_itself(kv):
     with pytest.raises(ConfigError, match=r"kv\.(default_)?tenant_quota_gib"):
         load_config(None, {"kv": kv})
@@ -179,7 +187,8 @@ def test_what_the_shell_measures_counts_and_what_is_erased_is_counted_off():
     store = make_small(6)
     save(store, key("a"), keys(1, 2), 1.0)
     save(store, key("b"), keys(2, 2), 2.0)
-    store.handle(ev.TierSized("blob", 8 * SHAPE.chunk_bytes, 3.0, 7 * SHAPE.chunk_bytes))  # others have saved three more
+    # others have saved three more
+    store.handle(ev.TierSized("blob", 8 * SHAPE.chunk_bytes, 3.0, 7 * SHAPE.chunk_bytes))
     grant, out = save(store, key("c"), keys(3, 2), 4.0)
     assert left(out) == [key("a")] and len(grant.indices) == 2
     assert store.quotas.held_bytes == 7 * SHAPE.chunk_bytes

@@ -1,4 +1,5 @@
-"""The arena's slots: slabs of granules by model and band, what makes room, and that a reservation without room changes nothing."""
+"""The arena's slots: slabs of granules by model and band, what makes room, and that a reservation without room changes
+nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from contracts.errors import IllegalTransition
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
+from contracts.memory.layer_bands import band_of
+from contracts.memory.victim_order import Rank
 from kvstore.core.eviction import kind_of, under
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Instruction
 from kvstore.core.ledger import GRANULE_BYTES, Ledger, SlotKind, slot_bytes, suitable_granule
-from kvstore.core.prefetch import band_of, quarter
 from kvstore.core.room import Room
-from kvstore.core.sessions import Advice, Rank, Sessions
+from kvstore.core.sessions import Advice, Sessions
 from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
 
@@ -152,7 +154,9 @@ class Desk:
             todo = [layer for layer in layers or range(chunk.shape.layers) if chunk.state(layer) is PieceState.ABSENT]
             if not todo:
                 continue
-            offsets = self.room.reserve([(chunk, layer) for layer in todo], self.now, below=under(below) if below is not None else None)
+            offsets = self.room.reserve(
+                [(chunk, layer) for layer in todo], self.now, below=under(below) if below is not None else None
+            )
             if offsets is None:
                 return False
             for layer, offset in zip(todo, offsets, strict=True):
@@ -188,7 +192,9 @@ def test_a_first_layer_takes_the_place_of_somebodys_last_layers():
     assert desk.fill(desk.session("a", old, 4))
     assert desk.fill(desk.session("b", old, 1), [0])
     gone = Counter(f"a{i}/{layer}" for i in range(4) for layer in range(8)) - desk.here()
-    assert gone == Counter(["a3/7", "a3/6"]), "the last band of the latest chunk, whole, and nothing of the other layers"
+    assert gone == Counter(["a3/7", "a3/6"]), (
+        "the last band of the latest chunk, whole, and nothing of the other layers"
+    )
 
 
 def test_purging_last_layers_frees_whole_slabs_that_another_model_takes():
@@ -211,7 +217,8 @@ def test_a_slab_of_several_granules_is_made_of_neighbours_that_cost_least():
 
 def test_when_no_whole_slab_can_be_had_a_shorter_one_that_wastes_more_is_taken():
     desk = Desk(7, 2 * SLOT)
-    uneven = shape(b"u", 4, 3)  # 3 slots' worth fill 3 pages: 3 granules hold two without waste, 2 granules one with a quarter wasted
+    # 3 slots' worth fill 3 pages: 3 granules hold two without waste, 2 granules one with a quarter wasted
+    uneven = shape(b"u", 4, 3)
     (one,) = desk.session("u", uneven, 1)
     assert desk.ledger.slab_granules(3 * SLOT) == (3, 2)
     assert desk.fill([one], [0]) and desk.fill([one], [1])
@@ -256,7 +263,9 @@ def test_what_nobody_wants_any_more_goes_by_the_slab_so_that_hints_do_not_strew_
     desk.advise("c")
     chunks = desk.session("c", shape(b"c", 8), 4)
     assert desk.fill(chunks[:3], below=Rank.ADVISED)
-    assert desk.fill(chunks[3:], [0, 1, 2, 3], below=Rank.ADVISED), "the four pieces of the other hint lie in two slabs, not in four"
+    assert desk.fill(chunks[3:], [0, 1, 2, 3], below=Rank.ADVISED), (
+        "the four pieces of the other hint lie in two slabs, not in four"
+    )
     assert not any(name.startswith("a") for name in desk.here())
     desk.ledger.validate()
 
@@ -293,7 +302,12 @@ class RoomMachine(RuleBasedStateMachine):
         self.reserved: list[int] = []
 
     def readable(self) -> list[int]:
-        return [o for c in self.desk.index.resident.values() for s, o in zip(c.states, c.offsets, strict=True) if s is PieceState.READY]
+        return [
+            o
+            for c in self.desk.index.resident.values()
+            for s, o in zip(c.states, c.offsets, strict=True)
+            if s is PieceState.READY
+        ]
 
     @rule(data=st.data(), below=st.sampled_from([None, Rank.ADVISED, Rank.UNADVISED]))
     def bring(self, data: st.DataObject, below: Rank | None) -> None:
@@ -306,8 +320,8 @@ class RoomMachine(RuleBasedStateMachine):
             self.check_refusal([(chunk, layer) for layer in layers if chunk.state(layer) is PieceState.ABSENT], below)
 
     def check_refusal(self, wanted: list[tuple[Chunk, int]], below: Rank | None) -> None:
-        """With everything that may go gone, there is still no room. Slabs of several granules that hold what is wanted may stay where
-        they are, for one slot, and cut a run of free granules in two: each may cost one new slab."""
+        """With everything that may go gone, there is still no room. Slabs of several granules that hold what is wanted
+        may stay where they are, for one slot, and cut a run of free granules in two: each may cost one new slab."""
         kinds = [kind_of(c, layer) for c, layer in wanted]
         protected = {
             o
@@ -330,7 +344,11 @@ class RoomMachine(RuleBasedStateMachine):
                 lack[slab.kind] += 1
         per_slab = fewest * self.desk.ledger.granule_bytes // kinds[0].size
         needed = sum(-(-n // per_slab) for n in lack.values() if n > 0)
-        stay = {self.slab(o).first for o in set(self.readable()) - kept if self.slab(o).kind in lack} - taken if fewest > 1 else set()
+        stay = (
+            {self.slab(o).first for o in set(self.readable()) - kept if self.slab(o).kind in lack} - taken
+            if fewest > 1
+            else set()
+        )
         assert needed + len(stay) > sum(len(run) // fewest for run in runs)
 
     def slab(self, offset: int):  # type: ignore[no-untyped-def]
@@ -378,9 +396,8 @@ class RoomMachine(RuleBasedStateMachine):
             for layer, offset in enumerate(chunk.offsets):
                 if offset >= 0:
                     slab = self.slab(offset)
-                    assert slab.kind == kind_of(chunk, layer) and slab.kind.band == band_of(chunk.shape, layer) == layer // quarter(
-                        chunk.shape
-                    )
+                    assert slab.kind == kind_of(chunk, layer)
+                    assert slab.kind.band == band_of(layer, chunk.shape.layers)
                     assert slab.base <= offset and offset + slab.kind.size <= slab.base + slab.granules * 2 * SLOT
 
 

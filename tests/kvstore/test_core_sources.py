@@ -1,4 +1,5 @@
-"""Which source a load's pieces come from: whichever is estimated soonest, without flapping, without waiting for one another."""
+"""Which source a load's pieces come from: whichever is estimated soonest, without flapping, without waiting for one
+another."""
 
 from __future__ import annotations
 
@@ -211,7 +212,7 @@ def test_two_loads_that_want_a_piece_from_a_peer_share_one_read():
     store.validate()
 
 
-def test_a_peer_never_waits_for_another_peers_promise():
+def test_a_peer_never_waits_for_another_peers_lease():
     """Both nodes have it on slow disks and ask each other: each reads its own disk for the other, and for itself."""
     store = in_both_tiers(1)
     slow(store, SSD)
@@ -239,7 +240,9 @@ def test_the_reader_is_told_which_chunks_are_in_the_owners_arena():
 
 
 def reader(number: int, keys: list[bytes]) -> ev.LoadWanted:
-    return ev.LoadWanted((f"peer-{number}", "0"), LoadKind.PEER, None, SHAPE.fingerprint, [(k, ()) for k in keys], (), 0, 1.0)
+    return ev.LoadWanted(
+        (f"peer-{number}", "0"), LoadKind.PEER, None, SHAPE.fingerprint, [(k, ()) for k in keys], (), 0, 1.0
+    )
 
 
 def test_one_hot_prompt_may_be_read_by_many_up_to_a_number_and_the_next_is_refused_at_once():

@@ -1,4 +1,5 @@
-"""How much of a disk the slow tiers take by default, that they leave a reserve, and that all goes on when somebody else fills it."""
+"""How much of a disk the slow tiers take by default, that they leave a reserve, and that all goes on when somebody else
+fills it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from contracts.errors import ConfigError
 from contracts.ids import SessionKey
 from kvstore.tiers.objects import Objects, open_store
 from kvstore.tiers.space import Space
-from runtime.config import GIB, Config, load_config
+from runtime.config import Config
+from runtime.config_file import load_config
 from runtime.disk_shares import Disk, blob_limit_bytes, disk_of, reserve_bytes, ssd_limit_bytes
+from runtime.sections import GIB
 from tests.kvstore.conftest import Stack
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_manifest, make_shape
 from tests.kvstore.store_metrics import store_metrics
@@ -44,7 +47,9 @@ def test_sizes_that_are_set_count_as_they_are():
     assert blob_limit_bytes(config, None, 0, Path("/")) == blob_limit_bytes(config, DISK, 0, Path("/")) == 7 * GIB
 
 
-@pytest.mark.parametrize(("name", "value"), [("disk_reserve", 1.0), ("disk_reserve", -0.1), ("blob_gib", -1), ("blob_gib", float("inf"))])
+@pytest.mark.parametrize(
+    ("name", "value"), [("disk_reserve", 1.0), ("disk_reserve", -0.1), ("blob_gib", -1), ("blob_gib", float("inf"))]
+)
 def test_what_makes_no_sense_is_refused_by_name(name, value):
     with pytest.raises(ConfigError, match=rf"kv\.{name}"):
         config_of(**{name: value})
@@ -58,7 +63,9 @@ async def test_a_tier_is_measured_by_its_objects_and_what_cannot_be_asked_is_tri
     config = load_config(None, {"kv": {"disk_reserve": 0.999}})
     assert Space(tmp_path, config).lacks(1)
     assert not Space(None, config).lacks(1 << 60)
-    assert not Space(tmp_path, load_config(None, {"kv": {"disk_reserve": 0.0}})).lacks(1 << 60), "the disk itself says so then"
+    assert not Space(tmp_path, load_config(None, {"kv": {"disk_reserve": 0.0}})).lacks(1 << 60), (
+        "the disk itself says so then"
+    )
 
 
 # ---- real stores on a disk of 24 MB
@@ -75,7 +82,9 @@ def small_disk(make_stack: Callable[..., Stack]) -> Iterator[Callable[..., Stack
         stack = make_stack(nodes=1, **kv)
         data = stack.config.data
         data.mkdir(parents=True)
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(data)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(data)], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             pytest.skip(f"this machine does not let a test mount a file system: {done.stderr.strip()}")
         mounted.append(data)

@@ -1,4 +1,5 @@
-"""Slow tiers with a codec: what is read is what the codec keeps, raw stays readable, and nothing that was changed is believed."""
+"""Slow tiers with a codec: what is read is what the codec keeps, raw stays readable, and nothing that was changed is
+believed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from contracts.errors import ConfigError
 from kvstore.core.events import BlobWritten, Event, Fault, Wrote
 from kvstore.core.instructions import FetchPiece, WriteBlob, WriteSsd
 from kvstore.tiers.blob import BlobTier
-from kvstore.tiers.codecs import Codec, Codecs
+from kvstore.tiers.codec import Codec
+from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded import encode_chunk, views
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import ThreadFileIo
@@ -26,14 +28,18 @@ from kvstore.writeback import WriteBack
 from runtime.clock import RealClock
 from runtime.service import Tasks
 from tests.kvstore.fake_codec import STUBBORN, Upper, lossy, with_upper, without
-from tests.kvstore.tier_house import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, object_of, wanted, written
+from tests.kvstore.tier_harness import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, object_of, wanted, written
 
 __all__ = ["arena"]
 
 
 def make_ssd(tmp_path: Path, arena, codec: Codec | None, codecs: Codecs | None = None) -> SsdTier:
     return SsdTier(
-        tmp_path / "ssd", arena, ThreadFileIo(arena), ThreadFileIo(arena), encoded=EncodedFiles(arena, codecs or with_upper(), codec)
+        tmp_path / "ssd",
+        arena,
+        ThreadFileIo(arena),
+        ThreadFileIo(arena),
+        encoded=EncodedFiles(arena, codecs or with_upper(), codec),
     )
 
 
@@ -74,7 +80,11 @@ def test_an_encoded_chunk_comes_back_from_the_ssd_whole_in_parts_and_after_a_res
 def test_pieces_that_are_not_k_and_v_of_heads_are_stored_raw(arena):
     write, latent = written(arena), replace(SHAPE, kv_heads=1)
     stored = encode_chunk(KEY, latent, views(arena, latent, write.offsets), write.checksums, Upper())
-    assert latent.piece_bytes == SHAPE.piece_bytes and stored.header.layout.codec == RAW and len(stored.to_bytes()) == object_bytes(latent)
+    assert (
+        latent.piece_bytes == SHAPE.piece_bytes
+        and stored.header.layout.codec == RAW
+        and len(stored.to_bytes()) == object_bytes(latent)
+    )
 
 
 def test_raw_files_are_read_by_a_store_with_a_codec_and_replaced_files_by_their_new_layout(tmp_path, arena):
@@ -136,9 +146,15 @@ def test_no_flipped_bit_of_an_encoded_file_is_served(tmp_path, arena, data):
     assert header is not None
     layout, pieces, sums = header.layout, stored_wanted(ssd, write, range(5)), {}
     faults = ssd.read(SHAPE, pieces, sums)
-    hit = {i for i, (at, length) in enumerate(zip(layout.offsets[:-1], layout.lengths, strict=True)) if at <= bit // 8 < at + length}
+    hit = {
+        i
+        for i, (at, length) in enumerate(zip(layout.offsets[:-1], layout.lengths, strict=True))
+        if at <= bit // 8 < at + length
+    }
     assert faults == dict.fromkeys(hit, Fault.CORRUPT)
-    assert_lossy(arena, write, [p for p in pieces if p.layer not in hit], dict(enumerate(v for _, v in sorted(sums.items()))))
+    assert_lossy(
+        arena, write, [p for p in pieces if p.layer not in hit], dict(enumerate(v for _, v in sorted(sums.items())))
+    )
     in_header = bit // 8 < layout.offsets[0]
     assert len(make_ssd(tmp_path, arena, None).recover().copies) == (0 if in_header else 1)
 
@@ -149,7 +165,11 @@ def test_no_flipped_bit_of_an_encoded_file_is_served(tmp_path, arena, data):
 async def test_an_encoded_object_is_found_and_read_by_every_node_that_has_the_codec(arena):
     write, store = written(arena), MemoryStore()
     stored = encode_chunk(KEY, SHAPE, views(arena, SHAPE, write.offsets), write.checksums, Upper())
-    writer, reader, poor = BlobTier(store, arena, with_upper()), BlobTier(store, arena, with_upper()), BlobTier(store, arena, without())
+    writer, reader, poor = (
+        BlobTier(store, arena, with_upper()),
+        BlobTier(store, arena, with_upper()),
+        BlobTier(store, arena, without()),
+    )
     assert await writer.write(KEY, SHAPE.fingerprint, stored.to_bytes(), stored.header)
     found = await reader.probe(KEY, SHAPE.fingerprint)
     assert found is not None and found.checksums == stored.header.checksums
@@ -188,7 +208,9 @@ async def test_a_flipped_bit_of_an_encoded_object_is_that_pieces_fault_only(aren
     data[stored.header.layout.offsets[1] + 3] ^= 8
     tier = BlobTier(store, arena, with_upper())
     await tier.write(KEY, SHAPE.fingerprint, bytes(data), stored.header)
-    assert await tier.read(SHAPE, wanted(WriteSsd(KEY, SHAPE, (), stored.header.checksums), range(5))) == {1: Fault.CORRUPT}
+    assert await tier.read(SHAPE, wanted(WriteSsd(KEY, SHAPE, (), stored.header.checksums), range(5))) == {
+        1: Fault.CORRUPT
+    }
 
 
 @pytest.mark.parametrize("ssd_codec", [None, Upper()], ids=["raw", "upper"])

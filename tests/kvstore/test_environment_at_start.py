@@ -21,6 +21,9 @@ program.main()
 
 
 def test_the_environment_is_written_before_any_thread_could_read_it() -> None:
-    alone = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")  # numpy's threads read it once, when they start
-    done = subprocess.run([sys.executable, "-c", STARTS], env=os.environ | alone, capture_output=True, text=True, timeout=120, check=True)
+    # numpy's threads read it once, when they start
+    alone = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS], env=os.environ | alone, capture_output=True, text=True, timeout=120, check=True
+    )
     assert json.loads(done.stdout.splitlines()[-1]) == ["lo", 1]

@@ -1,4 +1,5 @@
-"""An erasure that the blob tier did not hear of survives the store's death: real stores, a real S3 server that goes away and comes back."""
+"""An erasure that the blob tier did not hear of survives the store's death: real stores, a real S3 server that goes
+away and comes back."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ GONE, OTHER = SessionKey("default", "gone"), SessionKey("default", "other")
 
 @pytest.fixture
 def away(tmp_path: Path, make_stack) -> Iterator[SimpleNamespace]:
-    """Two stores whose blob tier lies behind a proxy that can refuse: `stack`, `proxy`, and `store`, which goes past the proxy."""
+    """Two stores whose blob tier lies behind a proxy that can refuse: `stack`, `proxy`, and `store`, which goes past
+    the proxy."""
     with contextlib.ExitStack() as held:
         server = held.enter_context(rclone_s3(tmp_path / "s3"))
         proxy = held.enter_context(proxied(server.port))
@@ -48,7 +50,7 @@ async def saved(worker: FakeWorker, session: SessionKey, chunks: dict[bytes, lis
 
 async def test_what_is_erased_while_the_blob_tier_is_away_stays_erased_through_a_kill(away) -> None:
     stack, chunks, kept = away.stack, make_chunks(SHAPE, 3, 1), make_chunks(SHAPE, 2, 2)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             await saved(worker, GONE, chunks)
@@ -75,9 +77,11 @@ async def test_what_is_erased_while_the_blob_tier_is_away_stays_erased_through_a
 
 @pytest.mark.faults
 @pytest.mark.timeout(120)
-async def test_a_node_that_was_down_serves_nothing_of_its_ssd_until_it_knows_what_was_erased_and_a_new_conversation_is_kept(away) -> None:
+async def test_a_node_that_was_down_serves_nothing_of_its_ssd_until_it_knows_what_was_erased_and_keeps_what_is_new(
+    away,
+) -> None:
     stack, chunks, anew = away.stack, make_chunks(SHAPE, 3, 1), make_chunks(SHAPE, 2, 3)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         for node in (1, 0):
             stack.start(node)
             async with FakeWorker(stack.address(node), [SHAPE]) as worker:
@@ -112,7 +116,7 @@ async def test_a_node_that_was_down_serves_nothing_of_its_ssd_until_it_knows_wha
 
 async def test_erasing_what_nobody_knows_leaves_nothing(away) -> None:
     stack = away.stack
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         for name in ("a", "b"):
             await scheduler.tell("node-0", erase=wire_session(name))

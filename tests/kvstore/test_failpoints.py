@@ -16,7 +16,7 @@ import pytest
 
 from contracts.errors import ConfigError
 from kvstore.failpoints import POINTS, arm, reach
-from runtime.config import load_config
+from runtime.config_file import load_config
 from storelink.arena_sharing import arenas_of
 
 SOURCES = Path(__file__).parents[2] / "kvstore"
@@ -58,7 +58,9 @@ def test_a_kill_is_a_sigkill_of_the_own_process_at_the_nth_time():
         "from kvstore.failpoints import arm, reach; arm({'ssd.renamed': 'kill@3'})\n"
         "for i in range(5): print('time', i, flush=True); reach('ssd.renamed')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=SOURCES.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=SOURCES.parent
+    )
     assert done.returncode == -signal.SIGKILL
     assert [line for line in done.stdout.splitlines() if line.startswith("time")] == ["time 0", "time 1", "time 2"]
 
@@ -66,11 +68,17 @@ def test_a_kill_is_a_sigkill_of_the_own_process_at_the_nth_time():
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"ssd.nowhere": "kill"}, "kv.failpoints.ssd.nowhere = 'kill': there is no such failpoint; give one of recover.between_files"),
+        (
+            {"ssd.nowhere": "kill"},
+            "kv.failpoints.ssd.nowhere = 'kill': there is no such failpoint; give one of recover.between_files",
+        ),
         ({"ssd.renamed": "explode"}, "kv.failpoints.ssd.renamed = 'explode': give kill, delay:MS or error:EIO"),
         ({"ssd.renamed": "kill@0"}, "give kill, delay:MS"),
         ({"ssd.renamed": "error:EPERM"}, "give kill, delay:MS"),
-        ({"save.granted": "error:EIO"}, "kv.failpoints.save.granted = 'error:EIO': nothing answers an error there; give kill or delay:MS"),
+        (
+            {"save.granted": "error:EIO"},
+            "kv.failpoints.save.granted = 'error:EIO': nothing answers an error there; give kill or delay:MS",
+        ),
     ],
 )
 def test_a_wrong_name_or_action_is_refused_with_its_remedy_and_arms_nothing(wanted, says):
@@ -106,4 +114,7 @@ def test_a_store_imports_no_torch():
         "try: nixl.load()\nexcept ImportError: pass\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, cwd=SOURCES.parent, env=dict(os.environ)).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", program], timeout=60, cwd=SOURCES.parent, env=dict(os.environ)).returncode
+        == 0
+    )

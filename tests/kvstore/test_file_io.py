@@ -1,4 +1,5 @@
-"""Every way of moving bytes between files and the arena keeps the same promises: threads, NIXL's POSIX backend, and the fake."""
+"""Every way of moving bytes between files and the arena keeps the same guarantees: threads, NIXL's POSIX backend, and
+the fake."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from contracts.errors import ConfigError, PieceLost
 from kvstore.tiers import nixl
 from kvstore.tiers.file_io import NixlFileIo, Part, ThreadFileIo, make_file_io
 from tests.kvstore.fake_tiers import FakeFileIo
-from tests.kvstore.tier_house import MIB, arena, file_io, nixl_io
+from tests.kvstore.tier_harness import MIB, arena, file_io, nixl_io
 
 __all__ = ["arena", "file_io"]
 

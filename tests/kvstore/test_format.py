@@ -131,7 +131,9 @@ def test_a_manifest_of_a_store_that_knew_no_former_chunks_reads_as_one_without()
 
 
 def test_a_manifest_reads_back_and_any_flipped_byte_is_noticed():
-    manifest = Manifest(SessionKey("t", "s"), "model", b"f" * 32, [bytes([i]) * 32 for i in range(5)], 333, 12.5, [b"e" * 32])
+    manifest = Manifest(
+        SessionKey("t", "s"), "model", b"f" * 32, [bytes([i]) * 32 for i in range(5)], 333, 12.5, [b"e" * 32]
+    )
     data = encode_manifest(manifest)
     assert decode_manifest(data) == manifest
     for i in range(len(data)):

@@ -33,7 +33,11 @@ def test_what_is_open_is_open_after_a_restart_and_what_has_ended_is_not(tmp_path
     first.done(erasure(1).tombstone.session)
     first.note_floor(40)
     second = loaded(path)
-    assert list(second.open.values()) == [erasure(0, 5), erasure(2, blind=True)] and second.floor == 40 and not second.damaged
+    assert (
+        list(second.open.values()) == [erasure(0, 5), erasure(2, blind=True)]
+        and second.floor == 40
+        and not second.damaged
+    )
     second.done(erasure(0).tombstone.session)
     second.done(erasure(0).tombstone.session)
     assert list(loaded(path).open.values()) == [erasure(2, blind=True)]
@@ -82,7 +86,9 @@ def test_it_is_bounded_one_more_is_refused_and_names_of_chunks_are_left_out_firs
     made = loaded(tmp_path / "journal")
     made.note(erasure(0, 100))
     made.note(erasure(1, 200))
-    assert made.open[erasure(1).tombstone.session] == OpenErasure(Tombstone(erasure(1).tombstone.session, 2), blind=True)
+    assert made.open[erasure(1).tombstone.session] == OpenErasure(
+        Tombstone(erasure(1).tombstone.session, 2), blind=True
+    )
     for n in (2, 3, 3):
         made.note(erasure(n))
     with pytest.raises(JournalFull):

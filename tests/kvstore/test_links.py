@@ -1,4 +1,5 @@
-"""The SSD's files as objects of a blob tier that is a directory: linked where that can be done, copied elsewhere, whole in either case."""
+"""The SSD's files as objects of a blob tier that is a directory: linked where that can be done, copied elsewhere, whole
+in either case."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def test_a_file_of_the_same_file_system_is_not_copied_and_outlives_its_first_nam
     store, there = Objects(open_store("", {}, tmp_path / "blob")), tmp_path / "blob" / "chunks" / "ab" / "cd"
     assert put(store, file)
     assert there.samefile(file)
-    assert there.stat().st_mtime > time.time() - 60, "an object is as old as it has been one: what nobody names is given time by that"
+    assert there.stat().st_mtime > time.time() - 60, (
+        "an object is as old as it has been one: what nobody names is given time by that"
+    )
     file.unlink()
     assert asyncio.run(store.get("chunks/ab/cd")) == b"whole"
     assert [p.name for p in there.parent.iterdir()] == ["cd"]
@@ -47,7 +50,9 @@ def test_what_has_the_name_is_replaced_and_linking_again_changes_nothing(tmp_pat
         assert [p.name for p in there.parent.iterdir()] == ["cd"]
 
 
-def test_a_new_object_is_there_at_once_so_that_a_kill_leaves_nothing_half_done(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_new_object_is_there_at_once_so_that_a_kill_leaves_nothing_half_done(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("there is nothing to replace"))
     there = tmp_path / "blob" / "cd"
     assert link(file, there)
@@ -64,7 +69,9 @@ def test_where_there_are_no_links_files_are_copied(tmp_path: Path, file: Path, m
         raise OSError(links.errno.EXDEV, "two file systems")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(os, "utime", lambda *_, **__: pytest.fail("a disk that can only be read can still be copied from"))
+    monkeypatch.setattr(
+        os, "utime", lambda *_, **__: pytest.fail("a disk that can only be read can still be copied from")
+    )
     store, there = Objects(open_store("", {}, tmp_path / "blob")), tmp_path / "blob" / "chunks" / "ab" / "cd"
     assert put(store, file)
     assert put(store, file)
@@ -73,7 +80,9 @@ def test_where_there_are_no_links_files_are_copied(tmp_path: Path, file: Path, m
     assert not there.samefile(file)
 
 
-def test_a_file_that_is_gone_and_a_directory_that_cannot_be_made_are_failures_and_leave_nothing(tmp_path: Path, file: Path):
+def test_a_file_that_is_gone_and_a_directory_that_cannot_be_made_are_failures_and_leave_nothing(
+    tmp_path: Path, file: Path
+):
     store = Objects(open_store("", {}, tmp_path / "blob"))
     assert not put(store, tmp_path / "gone")
     assert not list((tmp_path / "blob").rglob("cd*"))

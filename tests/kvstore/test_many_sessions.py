@@ -34,7 +34,8 @@ def key(session: int, chunk: int) -> bytes:
 
 
 class Sweeper:
-    """What upkeep needs of a node: a core that keeps few manifests, and a blob tier. Deletions are carried out at once."""
+    """What upkeep needs of a node: a core that keeps few manifests, and a blob tier. Deletions are carried out at
+    once."""
 
     def __init__(self, store: object, most_sessions: int) -> None:
         self.clock = RealClock()
@@ -76,7 +77,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> object:
     return obstore.store.LocalStore(tmp_path / "blob", mkdir=True) if request.param == "directory" else MemoryStore()
 
 
-async def test_a_sweep_of_more_sessions_than_are_kept_takes_every_orphan_and_nothing_that_a_session_names(store) -> None:
+async def test_a_sweep_of_more_sessions_than_are_kept_takes_every_orphan_and_nothing_that_a_session_names(
+    store,
+) -> None:
     orphans = await fill(store, 2500)
     node = Sweeper(store, most_sessions=1000)
     for _ in range(3):
@@ -133,6 +136,9 @@ async def test_a_sweep_of_a_million_sessions(capsys) -> None:
         seconds.append(time.monotonic() - began)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
     with capsys.disabled():
-        print(f"\na sweep of {sessions} sessions: {', '.join(f'{s:.0f}' for s in seconds)} s, {grown} MiB more memory", flush=True)
+        print(
+            f"\na sweep of {sessions} sessions: {', '.join(f'{s:.0f}' for s in seconds)} s, {grown} MiB more memory",
+            flush=True,
+        )
     assert set(node.deleted) == set(orphans)
     assert grown < 1500

@@ -1,4 +1,5 @@
-"""Who a node's directory and arena belong to: one store at a time, and what a worker maps is what the store verifies."""
+"""Who a node's directory and arena belong to: one store at a time, and what a worker maps is what the store
+verifies."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pytest
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
 from kvstore.tiers.arena import Arena
-from runtime.config import changed, dump_config
+from runtime.config_file import changed, dump_config
 from runtime.directory_lock import DirectoryLock
 from storelink.arena_sharing import SharedArena, arenas_of, path_of, remove_dead
 from tests.kvstore.conftest import Stack
@@ -38,7 +39,9 @@ def second_store(stack: Stack, free_port: int, shm_dir: Path | None = None) -> s
 
 
 @pytest.mark.parametrize("shares_shm", [True, False], ids=["one shm_dir", "a shm_dir each"])
-async def test_a_second_store_on_a_nodes_directory_does_not_start_and_changes_nothing(make_stack, free_ports, tmp_path, shares_shm):
+async def test_a_second_store_on_a_nodes_directory_does_not_start_and_changes_nothing(
+    make_stack, free_ports, tmp_path, shares_shm
+):
     stack = make_stack(nodes=1)
     stack.start(0)
     chunks = make_chunks(SHAPE, 2)
@@ -46,7 +49,9 @@ async def test_a_second_store_on_a_nodes_directory_does_not_start_and_changes_no
         second = second_store(stack, free_ports(20), None if shares_shm else tmp_path / "shm")
         assert second.wait(30) == 2, "as for a wrong configuration: whoever supervises it does not start it for ever"
         said = stack.file.with_name("kvstore-second.log").read_text()
-        assert f"{stack.config.node(0).directory} is in use by another store (pid {stack.processes[0].pid} on host" in said
+        assert (
+            f"{stack.config.node(0).directory} is in use by another store (pid {stack.processes[0].pid} on host" in said
+        )
         assert "stop that one, or give this one another data directory" in said
         arena = worker.welcome.arena_path
     async with FakeWorker(stack.address(0), [SHAPE]) as again:
@@ -67,7 +72,9 @@ async def test_a_killed_stores_successor_starts_at_once_with_an_arena_of_its_own
     for life in range(3):
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
-            assert [str(path) for path in arenas_of(stem)] == [worker.welcome.arena_path], "what the killed one left is gone"
+            assert [str(path) for path in arenas_of(stem)] == [worker.welcome.arena_path], (
+                "what the killed one left is gone"
+            )
             seen.add(worker.welcome.arena_path)
             if life == 0:
                 await worker.save(SESSION, SHAPE, chunks)
@@ -79,7 +86,9 @@ async def test_a_killed_stores_successor_starts_at_once_with_an_arena_of_its_own
     # The other one may have the directory now, and the first one may not.
     second = second_store(stack, free_ports(20))
     try:
-        await until(lambda: "serving" in stack.file.with_name("kvstore-second.log").read_text() or second.poll() is not None)
+        await until(
+            lambda: "serving" in stack.file.with_name("kvstore-second.log").read_text() or second.poll() is not None
+        )
         assert second.poll() is None
         stack.start(0)
         assert stack.processes[0].wait(30) == 2
@@ -114,15 +123,15 @@ async def test_a_worker_that_has_not_mapped_the_stores_own_arena_is_told_no_offs
     stack = make_stack(nodes=1)
     stack.start(0)
     chunks = make_chunks(SHAPE, 2)
-    async with FakeWorker(stack.address(0), [SHAPE]) as good, FakeWorker(stack.address(0), [SHAPE]) as stranger:
-        stranger.shared.leave()
+    async with FakeWorker(stack.address(0), [SHAPE]) as good, FakeWorker(stack.address(0), [SHAPE]) as unmapped:
+        unmapped.shared.leave()
         elsewhere = stack.file.with_name("copy.arena")
         shutil.copyfile(good.welcome.arena_path, elsewhere)
         with elsewhere.open("r+b") as file:
-            stranger.shared._fd = os.dup(file.fileno())
+            unmapped.shared._fd = os.dup(file.fileno())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2):
-                await stranger.grant(SESSION, SHAPE, list(chunks))
+                await unmapped.grant(SESSION, SHAPE, list(chunks))
         assert "it has not mapped this store's arena" in stack.log(0)
         await good.save(SESSION, SHAPE, chunks)
         assert_pieces(await good.load(SHAPE, list(chunks), session=SESSION), SHAPE, chunks)
@@ -185,7 +194,9 @@ def test_a_lock_on_a_directory_names_its_holder_and_ends_with_it(tmp_path):
     first, second = DirectoryLock(tmp_path / "n" / "lock", "store"), DirectoryLock(tmp_path / "n" / "lock", "store")
     first.take()
     first.take()
-    with pytest.raises(ConfigError, match=rf"{tmp_path}/n is in use by another store \(pid {os.getpid()} on host .*; stop that one"):
+    with pytest.raises(
+        ConfigError, match=rf"{tmp_path}/n is in use by another store \(pid {os.getpid()} on host .*; stop that one"
+    ):
         second.take(0)
     (tmp_path / "n" / "lock").write_text("not JSON")
     with pytest.raises(ConfigError, match="which one is not known"):
@@ -202,7 +213,9 @@ def test_a_second_worker_of_a_node_does_not_start(make_stack):
     lock = DirectoryLock(stack.config.node(0).directory / "worker.lock", "worker")
     lock.take()
     command = [sys.executable, "-m", "worker", "--config", str(stack.file), "--node", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 2
     assert "is in use by another worker" in done.stdout + done.stderr
     lock.release()

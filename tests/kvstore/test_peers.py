@@ -8,7 +8,7 @@ import signal
 from contextlib import AsyncExitStack
 
 from contracts.ids import SessionKey
-from runtime.config import dump_config
+from runtime.config_file import dump_config
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_shape
 from tests.kvstore.store_metrics import store_metrics, until_nothing_is_held
 
@@ -39,7 +39,9 @@ async def test_four_nodes_read_one_hot_prompt_of_one_node_at_the_same_time(make_
         await owner.save(ONE, SHAPE, chunks)
         await owner.flush()
         forget_blob(stack)
-        for loaded in await asyncio.gather(*(r.load(SHAPE, list(chunks), session=ONE, sources=["node-0"]) for r in readers)):
+        for loaded in await asyncio.gather(
+            *(r.load(SHAPE, list(chunks), session=ONE, sources=["node-0"]) for r in readers)
+        ):
             assert_pieces(loaded, SHAPE, chunks)
         for node in range(1, 5):
             assert await brought(stack, node, "peer") == len(chunks) * SHAPE.chunk_bytes
@@ -76,7 +78,9 @@ async def test_two_nodes_that_read_from_each_other_do_not_wait_for_each_other(ma
             first.load(SHAPE, list(shared | mine), session=ONE, sources=["node-1"]),
             second.load(SHAPE, list(shared | mine), session=OTHER, sources=["node-0"]),
         ]
-        for loaded, wanted in zip(await asyncio.gather(*loads), (yours, shared | mine, shared | mine, shared | mine), strict=True):
+        for loaded, wanted in zip(
+            await asyncio.gather(*loads), (yours, shared | mine, shared | mine, shared | mine), strict=True
+        ):
             assert_pieces(loaded, SHAPE, wanted)
     for node in (0, 1):
         await until_nothing_is_held(stack.address(node))
@@ -87,7 +91,10 @@ async def test_two_nodes_that_ask_each_other_for_what_neither_has_hear_at_once_t
     absent = make_chunks(SHAPE, 6, 7)
     async with AsyncExitStack() as stacked:
         first, second = await workers(stack, 2, stacked)
-        loads = [first.load(SHAPE, list(absent), sources=["node-1"]), second.load(SHAPE, list(absent), sources=["node-0"])]
+        loads = [
+            first.load(SHAPE, list(absent), sources=["node-1"]),
+            second.load(SHAPE, list(absent), sources=["node-0"]),
+        ]
         assert [loaded.usable for loaded in await asyncio.gather(*loads)] == [0, 0]
 
 
@@ -100,7 +107,9 @@ async def test_a_stale_directory_entry_costs_one_question_and_the_next_source_an
         await owner.flush()
         loaded = await reader.load(SHAPE, list(chunks), session=ONE, sources=["node-1", "node-0"])
         assert_pieces(loaded, SHAPE, chunks)
-        assert await brought(stack, 2, "peer") == len(chunks) * SHAPE.chunk_bytes, "node 1 had it once, node 0 still does"
+        assert await brought(stack, 2, "peer") == len(chunks) * SHAPE.chunk_bytes, (
+            "node 1 had it once, node 0 still does"
+        )
         gone = make_chunks(SHAPE, 5, 4)
         await owner.save(OTHER, SHAPE, gone)
         await owner.flush()

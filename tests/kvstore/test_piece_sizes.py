@@ -26,7 +26,10 @@ async def test_pieces_of_another_size_than_their_heads_come_back_from_every_tier
     stack.start(1)
     chunks = make_chunks(shape, 12)
     keys = list(chunks)
-    async with FakeWorker(stack.address(0), [shape, make_shape()]) as first, FakeWorker(stack.address(1), [shape]) as second:
+    async with (
+        FakeWorker(stack.address(0), [shape, make_shape()]) as first,
+        FakeWorker(stack.address(1), [shape]) as second,
+    ):
         assert list((await first.save(SESSION, shape, chunks)).indices) == list(range(12))
         first.turn(make_manifest(SESSION, shape, keys))
         assert (await first.flush()).complete

@@ -28,7 +28,7 @@ def chunk_files(folder: Path) -> set[str]:
 async def test_a_hint_brings_a_session_from_the_other_node_before_anything_asks_for_it(make_stack, transport):
     stack = make_stack(transport=transport)
     chunks = make_chunks(SHAPE, 12)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         stack.start(1)
         async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
@@ -41,7 +41,9 @@ async def test_a_hint_brings_a_session_from_the_other_node_before_anything_asks_
             offer = await asyncio.wait_for(second.offers.get(), LIMIT_S)
             assert list(offer.keys) == list(chunks)
             assert 0 <= offer.arrival_s <= 2.0 < offer.expires_s
-            assert_pieces(await second.load(SHAPE, list(offer.keys), session=session("s"), prefetch=True), SHAPE, chunks)
+            assert_pieces(
+                await second.load(SHAPE, list(offer.keys), session=session("s"), prefetch=True), SHAPE, chunks
+            )
             await second.flush()
             demand = await second.load(SHAPE, list(chunks), session=session("s"), sources=["node-0"])
             assert demand.near
@@ -53,7 +55,7 @@ async def test_a_hint_brings_a_session_from_the_other_node_before_anything_asks_
 async def test_a_hint_that_comes_before_the_worker_is_offered_when_it_attaches(make_stack):
     stack = make_stack()
     chunks = make_chunks(SHAPE, 4)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             await worker.save(session("s"), SHAPE, chunks)
@@ -74,7 +76,7 @@ async def test_a_restarted_scheduler_hears_everything_again(make_stack):
         worker.turn(make_manifest(session("s"), SHAPE, list(chunks)))
         await worker.flush()
         for _ in range(2):
-            async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+            async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
                 await scheduler.wait(lambda s: "s" in s.held.get("node-0", {}) and "node-0" in s.loads)
                 assert scheduler.held["node-0"]["s"].tokens_total == 3 * SHAPE.chunk_tokens
                 assert scheduler.loads["node-0"].ssd_bytes_used == 3 * SHAPE.chunk_bytes
@@ -90,7 +92,7 @@ async def test_a_restarted_node_reports_the_sessions_that_its_ssd_holds(make_sta
         await worker.flush()
     stack.signal(0, signal.SIGKILL)
     stack.start(0)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         await scheduler.wait(lambda s: "s" in s.held.get("node-0", {}))
         held = scheduler.held["node-0"]["s"]
         assert (held.tokens_here, held.tokens_dram) == (3 * SHAPE.chunk_tokens, 0)
@@ -98,7 +100,7 @@ async def test_a_restarted_node_reports_the_sessions_that_its_ssd_holds(make_sta
 
 async def test_an_invalidation_reaches_the_worker(make_stack):
     stack = make_stack()
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             await scheduler.tell("node-0", invalidate=wire_session("s"))
@@ -109,7 +111,7 @@ async def test_erasing_a_session_leaves_what_another_one_names_and_nothing_else(
     stack = make_stack()
     shared, own, other = make_chunks(SHAPE, 2, 1), make_chunks(SHAPE, 3, 2), make_chunks(SHAPE, 2, 3)
     blob, ssd = stack.config.data / "blob", stack.config.node(0).ssd
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             for name, tail in (("gone", own), ("stays", other)):
@@ -131,7 +133,7 @@ async def test_erasing_a_session_leaves_what_another_one_names_and_nothing_else(
 async def test_late_saves_of_an_erased_session_do_not_bring_it_back(make_stack):
     stack = make_stack()
     chunks = make_chunks(SHAPE, 3)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             save_id, grant = await worker.grant(session("s"), SHAPE, list(chunks))
@@ -146,7 +148,9 @@ async def test_late_saves_of_an_erased_session_do_not_bring_it_back(make_stack):
             assert (await worker.flush()).complete
             assert (await worker.load(SHAPE, list(chunks))).usable == 0
             assert not chunk_files(stack.config.node(0).ssd)
-            assert not chunk_files(stack.config.data / "blob" / "chunks") and not chunk_files(stack.config.data / "blob" / "manifests")
+            assert not chunk_files(stack.config.data / "blob" / "chunks") and not chunk_files(
+                stack.config.data / "blob" / "manifests"
+            )
 
 
 async def test_residency_tells_every_tier(make_stack):

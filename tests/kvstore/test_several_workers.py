@@ -1,5 +1,5 @@
-"""Several workers a node, several models a node: one read serves all who want it, nobody is disturbed by another's end, and each
-model's slabs give way to the other's."""
+"""Several workers a node, several models a node: one read serves all who want it, nobody is disturbed by another's end,
+and each model's slabs give way to the other's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ asyncio.run(main())
 
 def start_holder(address: str, count: int, seed: int) -> subprocess.Popen[str]:
     root = Path(__file__).parents[2]
-    return subprocess.Popen([sys.executable, "-c", _HOLDER, address, str(count), str(seed)], stdout=subprocess.PIPE, text=True, cwd=root)
+    return subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, address, str(count), str(seed)], stdout=subprocess.PIPE, text=True, cwd=root
+    )
 
 
 async def saved(stack, shape, chunks, session=SESSION) -> None:
@@ -111,7 +113,7 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_load_disturbs_no_other
 async def test_a_hint_is_offered_to_the_device_that_is_to_answer_and_to_no_other(make_stack):
     stack = make_stack()
     chunks = make_chunks(SHAPE, 4)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         await saved(stack, SHAPE, chunks)
         async with (
@@ -135,7 +137,7 @@ async def test_a_hint_is_offered_to_the_device_that_is_to_answer_and_to_no_other
 async def test_a_hint_for_a_device_whose_worker_comes_late_is_offered_to_that_one(make_stack):
     stack = make_stack()
     chunks = make_chunks(SHAPE, 4)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         await saved(stack, SHAPE, chunks)
         async with FakeWorker(stack.address(0), [SHAPE], "a") as a:
@@ -150,7 +152,7 @@ async def test_a_hint_for_a_device_whose_worker_comes_late_is_offered_to_that_on
 async def test_an_erased_session_is_erased_in_every_worker(make_stack):
     stack = make_stack()
     chunks = make_chunks(SHAPE, 4)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         await saved(stack, SHAPE, chunks)
         async with FakeWorker(stack.address(0), [SHAPE], "a") as a, FakeWorker(stack.address(0), [OTHER], "b") as b:
@@ -174,7 +176,11 @@ async def test_what_workers_hold_in_hbm_is_told_together(make_stack):
         c.hbm_answer = common_pb2.TierResidency(tier="hbm", layer_chunks=[9, 9, 9, 9], tokens=999, bytes=999)
         tiers = {t.tier: t for t in (await a.residency(SESSION)).tiers}
         assert len(tiers) == 4
-        assert (list(tiers["hbm"].layer_chunks), tiers["hbm"].tokens, tiers["hbm"].bytes) == ([4, 4, 2, 1, 1, 1], 64, 1600)
+        assert (list(tiers["hbm"].layer_chunks), tiers["hbm"].tokens, tiers["hbm"].bytes) == (
+            [4, 4, 2, 1, 1, 1],
+            64,
+            1600,
+        )
         assert tiers["dram"].bytes == 4 * SHAPE.chunk_bytes
 
 
@@ -214,6 +220,8 @@ async def test_two_models_of_different_piece_sizes_make_room_for_each_other(make
         for name in ("s", "o", "s"):
             shape, session = sessions[name]
             assert_pieces(await workers[name].load(shape, list(held[name]), session=session), shape, held[name])
-        both = await asyncio.gather(*(workers[n].load(sessions[n][0], list(held[n])[:100], session=sessions[n][1]) for n in ("s", "o")))
+        both = await asyncio.gather(
+            *(workers[n].load(sessions[n][0], list(held[n])[:100], session=sessions[n][1]) for n in ("s", "o"))
+        )
         for name, loaded in zip(("s", "o"), both, strict=True):
             assert_pieces(loaded, sessions[name][0], dict(list(held[name].items())[:100]))

@@ -70,7 +70,7 @@ async def test_a_restart_with_a_smaller_size_brings_the_ssd_under_it(make_stack)
 async def test_an_erasure_is_confirmed_when_no_tier_has_anything_left(make_stack):
     stack = make_stack()
     chunks, shared = make_chunks(SHAPE, 3, 1), make_chunks(SHAPE, 1, 2)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             for name, named in (("gone", {**shared, **chunks}), ("stays", shared)):
@@ -90,7 +90,7 @@ async def test_an_erasure_is_confirmed_when_no_tier_has_anything_left(make_stack
 async def test_what_the_worker_still_has_is_waited_for_and_named(make_stack):
     stack = make_stack()
     chunks = make_chunks(SHAPE, 2)
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             await worker.save(session("s"), SHAPE, chunks)
@@ -109,7 +109,7 @@ async def test_a_node_that_was_down_during_an_erasure_serves_and_keeps_nothing_o
     stack = make_stack()
     chunks, other = make_chunks(SHAPE, 3, 1), make_chunks(SHAPE, 2, 2)
     ssd, blob = [stack.config.node(n).ssd for n in (0, 1)], stack.config.data / "blob"
-    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         for node in (0, 1):
             stack.start(node)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
@@ -147,7 +147,8 @@ async def test_chunks_of_a_turn_that_never_ended_leave_after_the_grace_time(make
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
         await until(lambda: set(files(stack.config.node(0).ssd)) == names)
         await until(lambda: set(files(stack.config.data / "blob" / "chunks")) == names)
-        staged = stack.config.data / "blob" / "chunks" / "m" / "dead#7"  # of a write that was killed, here or on another node
+        # of a write that was killed, here or on another node
+        staged = stack.config.data / "blob" / "chunks" / "m" / "dead#7"
         staged.parent.mkdir()
         staged.touch()
         os.utime(staged, (1, 1))

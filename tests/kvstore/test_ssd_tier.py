@@ -19,7 +19,7 @@ from kvstore.tiers.file_io import ThreadFileIo, direct_works
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.ssd import SsdTier
 from tests.kvstore.fake_tiers import FakeFileIo
-from tests.kvstore.tier_house import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, file_io, wanted, written
+from tests.kvstore.tier_harness import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, file_io, wanted, written
 
 __all__ = ["arena", "file_io"]
 
@@ -51,7 +51,8 @@ def test_recovery_finds_what_is_whole_and_deletes_the_rest(ssd, arena):
     os.truncate(path, object_bytes(SHAPE) - 1)
     header = ssd.path(flipped.key, SHAPE.fingerprint)
     header.write_bytes(header.read_bytes()[:40] + b"\x55" + header.read_bytes()[41:])
-    ssd.path(b"r" * 32, SHAPE.fingerprint).write_bytes(path.parent.joinpath(good.key.hex()).read_bytes())  # another chunk's name
+    # another chunk's name
+    ssd.path(b"r" * 32, SHAPE.fingerprint).write_bytes(path.parent.joinpath(good.key.hex()).read_bytes())
     (path.parent / "not-hexadecimal").write_bytes(b"")
     (path.parent / (b"t" * 32).hex()).with_suffix(".part").write_bytes(b"torn")
     recovery = ssd.recover()
@@ -131,7 +132,8 @@ def test_many_reads_under_way_each_answer_once(ssd, arena):
 
 
 class Joining(ThreadFileIo):
-    """Joins all that waits, and fails for whoever asks for a certain file: as one transfer without saying so, by itself with its error."""
+    """Joins all that waits, and fails for whoever asks for a certain file: as one transfer without saying so, by itself
+    with its error."""
 
     threads, depth, joined_bytes = 1, 32, 1 << 30
 
@@ -164,10 +166,15 @@ def test_a_bad_file_among_reads_that_are_joined_is_not_held_against_the_others(t
     data = bytearray(flipped.read_bytes())
     data[piece_offset(ROUND, 1) + 9] ^= 4
     flipped.write_bytes(data)
-    expected = {3: dict.fromkeys((0, 1), Fault.MISSING), 4: dict.fromkeys((0, 1), Fault.MEDIUM), 5: {1: Fault.CORRUPT, 0: Fault.CORRUPT}}
+    expected = {
+        3: dict.fromkeys((0, 1), Fault.MISSING),
+        4: dict.fromkeys((0, 1), Fault.MEDIUM),
+        5: {1: Fault.CORRUPT, 0: Fault.CORRUPT},
+    }
     expected[6] = {1: Fault.CORRUPT}
     held, answers = threading.Event(), queue.SimpleQueue()
-    ssd.begin_read(ROUND, wanted(writes[0], [0]), lambda faults: held.wait(30))  # the others wait for the thread, and are taken together
+    # the others wait for the thread, and are taken together
+    ssd.begin_read(ROUND, wanted(writes[0], [0]), lambda faults: held.wait(30))
     pieces = [wanted(write, [0, 1], 2 * MIB + n * ROUND.chunk_bytes) for n, write in enumerate(writes)]
     for n, wants in enumerate(pieces):
         ssd.begin_read(ROUND, wants, lambda faults, n=n: answers.put((n, faults)))
@@ -214,7 +221,8 @@ def test_a_read_that_is_given_up_before_it_begins_is_left_out(ssd, arena):
 
 def test_direct_io_that_the_file_system_refuses_falls_back_or_stops_the_start(tmp_path, arena, monkeypatch):
     disk = FakeFileIo(arena)
-    monkeypatch.setattr(os, "O_DIRECT", os.O_DIRECTORY)  # as a file system without it does, open() answers with an error
+    # as a file system without it does, open() answers with an error
+    monkeypatch.setattr(os, "O_DIRECT", os.O_DIRECTORY)
     assert not SsdTier(tmp_path / "ssd", arena, disk, disk).direct
     with pytest.raises(ConfigError, match=r"kv.direct_io = 'on'.*set kv.direct_io: auto or off"):
         SsdTier(tmp_path / "ssd", arena, disk, disk, "on")

@@ -1,4 +1,5 @@
-"""Every way of reading a peer's arena keeps the same promises: sockets, NIXL over UCX, both beside each other, and the fake."""
+"""Every way of reading a peer's arena keeps the same guarantees: sockets, NIXL over UCX, both beside each other, and
+the fake."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from kvstore.tiers.transport_auto import AutoTransport
 from kvstore.tiers.transport_nixl import NixlTransport
 from kvstore.tiers.transport_socket import SocketTransport
 from tests.kvstore.fake_tiers import FakeTransport
-from tests.kvstore.tier_house import MIB, arena
+from tests.kvstore.tier_harness import MIB, arena
 
 __all__ = ["arena"]
 
@@ -56,7 +57,9 @@ class Pair:
 
     async def start_owner(self) -> None:
         await self.owner.start()
-        card = Card("node-0", f"i-{time.monotonic_ns()}", b"", self.owner_arena.address, self.owner_arena.size_bytes, "")
+        card = Card(
+            "node-0", f"i-{time.monotonic_ns()}", b"", self.owner_arena.address, self.owner_arena.size_bytes, ""
+        )
         self.card = self.owner.fill(card)
         if "not reach" in self.kind:
             self.card = self.card._replace(nixl_metadata=b"nonsense")
@@ -187,7 +190,7 @@ async def test_stopping_ends_the_reads_that_run_and_refuses_those_that_come(pair
     await pair.reader.stop()
 
 
-# ---- what only sockets can promise: they see who asks
+# ---- guarantees of sockets only: they see which lease asks
 
 
 @pytest.fixture
@@ -217,7 +220,11 @@ async def test_sockets_serve_exactly_what_is_leased_to_the_asker(sockets):
 
 async def test_nonsense_on_the_socket_harms_nobody(sockets):
     host, port = sockets.address.split(":")
-    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"UPBT" + b"\xff" * 6, b"UPBT\x05\x00\x01\x00\x00\x00\xff\xfe\xfd\xfc\xfb" + b"\0" * 16):
+    for nonsense in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"UPBT" + b"\xff" * 6,
+        b"UPBT\x05\x00\x01\x00\x00\x00\xff\xfe\xfd\xfc\xfb" + b"\0" * 16,
+    ):
         with contextlib.suppress(ConnectionError):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(nonsense)
@@ -280,7 +287,9 @@ async def test_the_fake_is_cut_and_held_when_told_to(arena, tmp_path, free_ports
     await pair.close()
 
 
-async def test_a_start_that_takes_too_long_is_given_up_and_leaves_no_thread(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_takes_too_long_is_given_up_and_leaves_no_thread(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = threading.Event()
     monkeypatch.setattr(transport_nixl, "_START_S", 0.05)
     monkeypatch.setattr(nixl, "load", loaded.wait)

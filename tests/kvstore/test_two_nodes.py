@@ -200,7 +200,11 @@ async def test_nothing_beyond_loopback_is_listened_on_and_metrics_are_served(mak
     stack.start(0)
     async with FakeWorker(stack.address(0), [SHAPE]):
         await until(lambda: "peers can read" in stack.log(0))
-        listening = [c.laddr for c in psutil.Process(stack.processes[0].pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        listening = [
+            c.laddr
+            for c in psutil.Process(stack.processes[0].pid).net_connections("inet")
+            if c.status == psutil.CONN_LISTEN
+        ]
         assert len(listening) >= 2
         assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
         host, port = stack.address(0).split(":")

@@ -28,8 +28,8 @@ class Seen:
 
 @dataclass
 class FakeOpenAI:
-    """Serves on `url`. Answers `max_tokens` words, or as many as `words` says for a session; says that the longest prompt prefix it has
-    seen was cached."""
+    """Serves on `url`. Answers `max_tokens` words, or as many as `words` says for a session; says that the longest
+    prompt prefix it has seen was cached."""
 
     nodes: int = 2
     port: int = 0
@@ -70,8 +70,12 @@ class FakeOpenAI:
 
     async def _advisory(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.seen.append(Seen("hint", body["session_id"], body, request.headers.get("X-Upbeat-Node"), dict(request.headers)))
-        return web.json_response({"advisory_id": "a", "session_id": body["session_id"], "status": "accepted"}, status=202)
+        self.seen.append(
+            Seen("hint", body["session_id"], body, request.headers.get("X-Upbeat-Node"), dict(request.headers))
+        )
+        return web.json_response(
+            {"advisory_id": "a", "session_id": body["session_id"], "status": "accepted"}, status=202
+        )
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body, session_id = await request.json(), request.headers["X-Session-Id"]

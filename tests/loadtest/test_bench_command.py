@@ -35,7 +35,9 @@ def test_all_policies_get_the_same_sessions_and_only_balanced_sends_hints(tmp_pa
     assert list(document["policies"]) == ["recompute", "sticky", "balanced"]
     runs = document["policies"].values()
     assert all((run["requests"], run["failed"]) == (30, 0) for run in runs)
-    sent = [sorted((o["session"], o["turn"], o["planned_s"], o["output_tokens"]) for o in run["outcomes"]) for run in runs]
+    sent = [
+        sorted((o["session"], o["turn"], o["planned_s"], o["output_tokens"]) for o in run["outcomes"]) for run in runs
+    ]
     assert sent[0] == sent[1] == sent[2]
     assert [run["hints"]["accepted"] for run in runs] == [0, 0, 30]
     assert all(run["ttft_returning_turns_s"]["count"] + run["ttft_first_turns_s"]["count"] == 30 for run in runs)

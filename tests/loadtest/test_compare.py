@@ -64,7 +64,8 @@ def test_targets_get_the_same_requests_in_turns_and_a_report_says_so() -> None:
         runs = {name: target["points"][label]["runs"] for name, target in document["targets"].items()}
         for repeat in (0, 1):
             sent = [
-                sorted((o["session"], o["turn"], o["prompt_tokens"]) for o in runs[name][repeat]["outcomes"]) for name in ("one", "two")
+                sorted((o["session"], o["turn"], o["prompt_tokens"]) for o in runs[name][repeat]["outcomes"])
+                for name in ("one", "two")
             ]
             assert sent[0] == sent[1] and len(sent[0]) == 12
         words = [sorted(o["prompt_tokens"] for o in runs["one"][repeat]["outcomes"]) for repeat in (0, 1)]
@@ -102,7 +103,9 @@ def test_a_target_that_does_not_start_is_noted_and_the_others_go_on() -> None:
 def test_a_comparison_goes_on_with_what_is_missing() -> None:
     target, load = TargetFile.model_validate({"name": "one", "start": [FAKE]}), read_workload(section())
     told: list[int] = []
-    first = watched([target], load, 1, Console(file=io.StringIO()), kept=lambda made: told.append(len(made.runs["one"])))
+    first = watched(
+        [target], load, 1, Console(file=io.StringIO()), kept=lambda made: told.append(len(made.runs["one"]))
+    )
     run = first.runs["one"]["times × 0.001"][0]
     text = io.StringIO()
     again = Comparison([target], load, 2, {"one": {"times × 0.001": [run]}})
@@ -117,7 +120,9 @@ def test_a_target_that_takes_too_long_is_asked_no_more() -> None:
     load = read_workload(section(time_scales=[0.002, 0.001], give_up_s=1e-6))
     made = watched([target], load, 2, Console(file=io.StringIO()))
     assert not made.errors and not made.interrupted
-    assert [run["repeat"] for run in made.runs["one"]["times × 0.002"]] == [0, 1] and "times × 0.001" not in made.runs["one"]
+    assert [run["repeat"] for run in made.runs["one"]["times × 0.002"]] == [0, 1] and "times × 0.001" not in made.runs[
+        "one"
+    ]
 
 
 def test_no_turn_begins_when_the_time_is_over() -> None:
@@ -178,11 +183,14 @@ def _asked(pid: int) -> bool:
         ({"url": "http://x", "hnits": True}, "hnits = 'True': is no key here"),
         ({"upbeat": {"nodes": 0}}, "upbeat.nodes = '0': Input should be greater than or equal to 1"),
         ({"start": [{"name": "x", "command": ["true"]}]}, "no process of start has serves"),
-        ({"url": "http://x", "balance": "random"}, "balance = 'random': Input should be 'round-robin', 'sticky' or 'least-busy'"),
+        (
+            {"url": "http://x", "balance": "random"},
+            "balance = 'random': Input should be 'round-robin', 'sticky' or 'least-busy'",
+        ),
         ({"url": "http://x", "workload": {"loop": "closed", "trace": "t"}}, "users are given with loop: closed"),
         (
             {"url": "http://x", "workload": {"begin_within_s": 3, "trace": "t", "length_scale": 1}},
-            "begin_within_s is of people in a closed loop",
+            "begin_within_s is of users in a closed loop",
         ),
         ({"url": "http://x", "workload": {}}, "one of trace, generate and agents; this one has none"),
         ({"url": "http://x", "workload": {"trace": "t"}}, "give length_scale, max_context_tokens or model_directory"),
@@ -198,13 +206,19 @@ def test_a_wrong_value_names_file_key_value_and_remedy(tmp_path: Path, data: dic
 def test_files_that_are_no_targets_say_so(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("[1]")
     (tmp_path / "bad.yaml").write_text("a: [")
-    for name, says in (("list.yaml", "must hold a mapping"), ("bad.yaml", "is not YAML"), ("none.yaml", "No such file")):
+    for name, says in (
+        ("list.yaml", "must hold a mapping"),
+        ("bad.yaml", "is not YAML"),
+        ("none.yaml", "No such file"),
+    ):
         with pytest.raises(ConfigError, match=says):
             load_target(tmp_path / name)
 
 
 def test_paths_are_seen_from_their_file_and_names_come_from_it(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.yaml", {"upbeat": {"model": "m"}, "workload": {"trace": "t.jsonl", "model_directory": "m"}})
+    path = write(
+        tmp_path / "mine.yaml", {"upbeat": {"model": "m"}, "workload": {"trace": "t.jsonl", "model_directory": "m"}}
+    )
     target = load_target(path)
     assert target.name == "mine" and target.upbeat is not None and target.workload is not None
     assert (target.upbeat.model, target.workload.trace, target.workload.model_directory) == (
@@ -218,7 +232,9 @@ def test_paths_are_seen_from_their_file_and_names_come_from_it(tmp_path: Path) -
 
 def test_the_workload_is_the_one_given_or_the_one_agreed_on() -> None:
     one, two = ({"url": "http://x", "workload": LOAD | {"requests": n}} for n in (1, 2))
-    a, b, none = (TargetFile.model_validate(d | {"name": n}) for n, d in (("a", one), ("b", two), ("c", {"url": "http://x"})))
+    a, b, none = (
+        TargetFile.model_validate(d | {"name": n}) for n, d in (("a", one), ("b", two), ("c", {"url": "http://x"}))
+    )
     assert one_workload([a, none], None) == a.workload
     assert one_workload([a, b], section()) == section()
     with pytest.raises(ConfigError, match="workloads of a and b differ"):
@@ -271,7 +287,10 @@ def test_every_kind_of_workload_becomes_a_plan_that_its_seed_fixes(changed: dict
         assert {len(t.text.split()) for t in turns} == {300} and {t.answer_tokens for t in turns} == {2}
     if "requests_per_user" in changed:
         held = [load.plan(p) for p in load.points]
-        assert [sum(len(s.turns) for s in sessions) >= 3 * n for sessions, n in zip(held, (2, 3), strict=True)] == [True, True]
+        assert [sum(len(s.turns) for s in sessions) >= 3 * n for sessions, n in zip(held, (2, 3), strict=True)] == [
+            True,
+            True,
+        ]
         assert len(held[0]) < len(held[1]) <= len(load.sessions)
     if "begin_within_s" in changed:
         assert load.loop(point).spread_s == 7.5
@@ -306,5 +325,7 @@ def test_the_command_ends_with_a_status_that_says_what_went_wrong(tmp_path: Path
     assert twice.exit_code == 2 and "two targets are called 't'" in twice.output
     silent = CliRunner().invoke(app, [str(target), "--json"])
     assert silent.exit_code == 1
-    missing = CliRunner().invoke(app, [str(write(tmp_path / "n.yaml", {"url": "http://x", "workload": LOAD | {"trace": "none"}}))])
+    missing = CliRunner().invoke(
+        app, [str(write(tmp_path / "n.yaml", {"url": "http://x", "workload": LOAD | {"trace": "none"}}))]
+    )
     assert missing.exit_code == 1 and "none" in missing.output

@@ -1,4 +1,5 @@
-"""A disk that the kernel slows for one process: what it reads takes as long as was asked for, and no longer afterwards."""
+"""A disk that the kernel slows for one process: what it reads takes as long as was asked for, and no longer
+afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ for _ in sys.stdin:
 def reader(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     file = tmp_path / "file"
     file.write_bytes(os.urandom(4 * MIB))
-    with subprocess.Popen([sys.executable, "-c", READER, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
@@ -45,7 +48,9 @@ def seconds(reader: subprocess.Popen[str]) -> float:
     return float(reader.stdout.readline())
 
 
-def test_a_process_reads_no_faster_than_that_and_as_before_afterwards(reader: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_process_reads_no_faster_than_that_and_as_before_afterwards(
+    reader: subprocess.Popen[str], tmp_path: Path
+) -> None:
     before_s = min(seconds(reader) for _ in range(3))
     with contextlib.ExitStack() as stack:
         try:

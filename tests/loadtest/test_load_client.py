@@ -1,4 +1,4 @@
-"""The client holds conversations the way people do, measures them, and survives a server that fails."""
+"""The client holds conversations the way users do, measures them, and survives a server that fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fake_openai_server import FakeOpenAI
 
 from loadtest.client import Endpoint, Outcome, advise
 from loadtest.figures import figures
-from loadtest.people import run_load
+from loadtest.users import run_load
 from loadtest.workload import PlannedSession, PlannedTurn
 from runtime.clock import RealClock
 
@@ -17,7 +17,10 @@ from runtime.clock import RealClock
 def session(name: str, turns: int = 3, every_s: float = 0.05, typing_s: float = 0.02) -> PlannedSession:
     return PlannedSession(
         name,
-        tuple(PlannedTurn(f"{name} says {i}", answer_tokens=4 + i, arrival_s=every_s * (i + 1), typing_s=typing_s) for i in range(turns)),
+        tuple(
+            PlannedTurn(f"{name} says {i}", answer_tokens=4 + i, arrival_s=every_s * (i + 1), typing_s=typing_s)
+            for i in range(turns)
+        ),
     )
 
 
@@ -31,7 +34,11 @@ async def test_every_prompt_extends_the_one_before_by_the_answer_and_new_text() 
     for name in "ab":
         one, two, three = (c.body["messages"] for c in server.calls("chat", name))
         assert one == [{"role": "user", "content": f"{name} says 0"}]
-        assert two == [*one, {"role": "assistant", "content": " word0 word1 word2 word3"}, {"role": "user", "content": f"{name} says 1"}]
+        assert two == [
+            *one,
+            {"role": "assistant", "content": " word0 word1 word2 word3"},
+            {"role": "user", "content": f"{name} says 1"},
+        ]
         assert three[:3] == two and len(three) == 5
 
 
@@ -86,7 +93,9 @@ async def test_a_refused_request_ends_its_session_and_no_other() -> None:
         ("b", True),
         ("b", True),
     ]
-    assert "503" in next(o.error for o in outcomes if o.error) and "no such luck" in next(o.error for o in outcomes if o.error)
+    assert "503" in next(o.error for o in outcomes if o.error) and "no such luck" in next(
+        o.error for o in outcomes if o.error
+    )
 
 
 async def test_a_stream_that_breaks_off_is_an_error() -> None:
@@ -99,7 +108,9 @@ async def test_a_stream_that_breaks_off_is_an_error() -> None:
 async def test_an_answer_of_another_length_than_planned_is_an_error_and_no_fast_answer(words: int) -> None:
     """As a server gives it that ends a stream when the next request comes, and says [DONE]."""
     async with FakeOpenAI(words={"a": words}, finish_reason="stop") as server:
-        outcomes = await run_load(Endpoint(server.url, "m", body={"ignore_eos": True}), [session("a"), session("b")], RealClock())
+        outcomes = await run_load(
+            Endpoint(server.url, "m", body={"ignore_eos": True}), [session("a"), session("b")], RealClock()
+        )
     (wrong,) = (o for o in outcomes if o.session_id == "a")
     assert wrong.error == f"the answer has {words} tokens where 4 were planned (finish_reason stop)"
     assert [o.error for o in outcomes if o.session_id == "b"] == [None, None, None]
@@ -109,9 +120,18 @@ async def test_an_answer_of_another_length_than_planned_is_an_error_and_no_fast_
 
 @pytest.mark.parametrize(
     ("finish_reason", "words", "fails"),
-    [("stop", 3, False), ("stop", 0, True), ("length", 3, True), (None, 3, True), ("stop", 5, True), ("length", 5, True)],
+    [
+        ("stop", 3, False),
+        ("stop", 0, True),
+        ("length", 3, True),
+        (None, 3, True),
+        ("stop", 5, True),
+        ("length", 5, True),
+    ],
 )
-async def test_a_model_that_may_end_its_answer_has_to_say_that_it_did(finish_reason: str | None, words: int, fails: bool) -> None:
+async def test_a_model_that_may_end_its_answer_has_to_say_that_it_did(
+    finish_reason: str | None, words: int, fails: bool
+) -> None:
     async with FakeOpenAI(words={"a": words}, finish_reason=finish_reason) as server:
         outcome = (await load(server, session("a", turns=1)))[0]
     assert (outcome.error is not None) is fails

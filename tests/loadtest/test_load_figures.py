@@ -16,7 +16,15 @@ from loadtest.report import provenance, side_by_side, write_json
 
 def outcome(at_s: float, ttft_s: float, turn: int = 0, node: str = "node-0", **more: object) -> Outcome:
     o = Outcome(
-        "s", turn, at_s, sent_s=at_s, first_s=at_s + ttft_s, end_s=at_s + ttft_s + 1.0, node=node, output_tokens=11, prompt_tokens=100
+        "s",
+        turn,
+        at_s,
+        sent_s=at_s,
+        first_s=at_s + ttft_s,
+        end_s=at_s + ttft_s + 1.0,
+        node=node,
+        output_tokens=11,
+        prompt_tokens=100,
     )
     for name, value in more.items():
         setattr(o, name, value)
@@ -76,7 +84,10 @@ def test_no_outcome_at_all_still_makes_figures() -> None:
 
 
 def test_the_table_has_a_column_a_policy_and_the_json_its_origin(tmp_path: Path) -> None:
-    shown = {name: figures([outcome(0, t), outcome(3, t, turn=1)], 2, 1.0) for name, t in (("sticky", 0.5), ("balanced", 0.25))}
+    shown = {
+        name: figures([outcome(0, t), outcome(3, t, turn=1)], 2, 1.0)
+        for name, t in (("sticky", 0.5), ("balanced", 0.25))
+    }
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(side_by_side(shown, "title"))
     text = console.export_text()
@@ -107,4 +118,7 @@ def test_answers_are_fixed_to_a_word_that_the_tokenizer_has(tmp_path: Path) -> N
 
     tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
     answer = tokenizer.decode([int(token)] * 5)
-    assert tokenizer.encode(f"<|im_start|>assistant\n{answer}<|im_end|>", add_special_tokens=False).ids.count(int(token)) == 5
+    assert (
+        tokenizer.encode(f"<|im_start|>assistant\n{answer}<|im_end|>", add_special_tokens=False).ids.count(int(token))
+        == 5
+    )

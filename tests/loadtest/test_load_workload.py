@@ -62,7 +62,9 @@ def test_a_session_as_the_demo_tokenizer_counts_it_is_no_longer_than_estimated()
     for session in plan(sessions, length_scale=scale, time_scale=1, seed=1):
         tokens = 0
         for turn in session.turns:
-            tokens += len(tokenizer.encode(f"<|im_start|>user\n{turn.text}<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n").ids)
+            tokens += len(
+                tokenizer.encode(f"<|im_start|>user\n{turn.text}<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n").ids
+            )
             tokens += turn.answer_tokens
         longest = max(longest, tokens)
     assert 850 <= longest <= 1000
@@ -86,7 +88,7 @@ def test_the_time_scale_compresses_arrivals_and_typing_alike() -> None:
             assert b.typing_s == pytest.approx(a.typing_s / 10)
 
 
-def test_people_type_for_eleven_seconds_on_average() -> None:
+def test_users_type_for_eleven_seconds_on_average() -> None:
     times = typing_times(20_000, seed=3)
     assert sum(times) / len(times) == pytest.approx(11.0, rel=0.03)
     assert min(times) > 0.3

@@ -1,4 +1,5 @@
-"""A stack comes up on its own ports and leaves nothing behind, however it ends. The launcher here is a small stand-in."""
+"""A stack comes up on its own ports and leaves nothing behind, however it ends. The launcher here is a small
+stand-in."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from loadtest.stack import Stack, StackError, free_ports
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 LAUNCHER = """
 import json, pathlib, signal, subprocess, sys, threading
@@ -23,7 +24,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's backgroun
 flags = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 data = pathlib.Path(flags["--data"]); data.mkdir(parents=True, exist_ok=True)
 with open(data / "starts", "a") as f: f.write(json.dumps(sys.argv[1:]) + "\\n")
-stubborn = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"])
+ignores = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
+stubborn = subprocess.Popen([sys.executable, "-c", ignores])
 (data / "pid").write_text(str(stubborn.pid))
 if (data / "die").exists():
     print("the model is missing", flush=True); sys.exit(3)

@@ -1,4 +1,5 @@
-"""What bench/peers claims follows from its curves: where recomputing saturates, users at equal TPOT, and the best peer at each load."""
+"""What bench/peers claims follows from its curves: where recomputing saturates, users at equal TPOT, and the best peer
+at each load."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def document(**targets: dict[int, tuple[float, float, float]]) -> dict[str, Any]
 
     return {
         "points": [{"label": f"{users} users", "users": users} for users in loads],
-        "targets": {name: {"points": {f"{u} users": point(*v) for u, v in curve.items()}} for name, curve in targets.items()},
+        "targets": {
+            name: {"points": {f"{u} users": point(*v) for u, v in curve.items()}} for name, curve in targets.items()
+        },
     }
 
 
@@ -56,7 +59,9 @@ def test_users_beyond_the_last_load_are_a_lower_bound() -> None:
     assert users.met is None and "beyond the measured range" in users.found and users.line.endswith("not shown")
 
 
-@pytest.mark.parametrize(("value", "found"), [(0.035, (6.0, False)), (0.01, (None, False)), (0.2, (32.0, True)), (0.06, (16.0, False))])
+@pytest.mark.parametrize(
+    ("value", "found"), [(0.035, (6.0, False)), (0.01, (None, False)), (0.2, (32.0, True)), (0.06, (16.0, False))]
+)
 def test_users_at_a_value_lie_on_straight_lines(value: float, found: tuple[float | None, bool]) -> None:
     assert users_at([(u, v[1]) for u, v in OURS.items()], value) == found
 
@@ -70,7 +75,9 @@ def test_ours_is_held_against_the_best_peer_of_each_load_that_was_asked_there() 
 
 
 def test_every_other_target_has_its_users_at_equal_tpot() -> None:
-    rows = {(r["target"], r["users"]): r["ours"] for r in users_at_equal_tpot(document(upbeat=OURS, recompute=RECOMPUTE))}
+    rows = {
+        (r["target"], r["users"]): r["ours"] for r in users_at_equal_tpot(document(upbeat=OURS, recompute=RECOMPUTE))
+    }
     assert rows == {("recompute", 2): 8.0, ("recompute", 4): 24.0, ("recompute", 8): 32.0}
 
 

@@ -1,4 +1,5 @@
-"""bench/symphony: the loads are what they are said to be, curves are read right, and every figure draws what its data says."""
+"""bench/symphony: the loads are what they are said to be, curves are read right, and every figure draws what its data
+says."""
 
 import json
 import random
@@ -18,7 +19,7 @@ RESULTS = Path(__file__).parents[2] / "bench" / "symphony" / "results"
 
 
 class Small(Settings):
-    """Every run with so few people, for so short a time, on two nodes, that a figure takes a moment."""
+    """Every run with so few users, for so short a time, on two nodes, that a figure takes a moment."""
 
     seconds = (40.0, 20.0)
 
@@ -44,12 +45,18 @@ def test_conversations_are_as_published() -> None:
 
 def test_everybody_has_enough_to_say_and_the_same_for_every_system() -> None:
     said = loads.sharegpt_like(5, 300.0, 20_000, seed=3, urgent=0.5)
-    assert said == loads.sharegpt_like(5, 300.0, 20_000, seed=3, urgent=0.5) != loads.sharegpt_like(5, 300.0, 20_000, seed=4, urgent=0.5)
+    assert (
+        said
+        == loads.sharegpt_like(5, 300.0, 20_000, seed=3, urgent=0.5)
+        != loads.sharegpt_like(5, 300.0, 20_000, seed=4, urgent=0.5)
+    )
     for person in range(5):
         assert sum(loads._least_s(t) for s in said[person::5] for t in s.turns) > 300.0
     assert {s.priority for s in said} == {-1, 0}
     assert all(sum(t.new_tokens + t.answer_tokens for t in s.turns) <= 20_000 for s in said)
-    assert {(t.new_tokens, t.answer_tokens) for s in loads.prefill_heavy(2, 60.0, 20_000, 1) for t in s.turns[1:]} == {(1024, 1)}
+    assert {(t.new_tokens, t.answer_tokens) for s in loads.prefill_heavy(2, 60.0, 20_000, 1) for t in s.turns[1:]} == {
+        (1024, 1)
+    }
 
 
 def test_a_person_is_met_in_the_middle_of_a_conversation() -> None:
@@ -81,10 +88,15 @@ def test_a_figure_runs(name: str) -> None:
         assert all(len(its.get("most", its.get("each_gpu_mean"))) == 2 for its in found["systems"].values())
 
 
-@pytest.mark.parametrize("name", sorted({p.stem.removeprefix("figure-") for p in RESULTS.glob("figure-*.json")} - {"11", "13", "17"}))
+@pytest.mark.parametrize(
+    "name", sorted({p.stem.removeprefix("figure-") for p in RESULTS.glob("figure-*.json")} - {"11", "13", "17"})
+)
 def test_a_figure_that_was_run_can_be_drawn(name: str, tmp_path: Path) -> None:
-    assert set(pictures.DRAWN) == {name.removesuffix("-busy") for name in FIGURES}  # 11 and 13 are drawn as 12, 17 as 14
-    pictures.draw(name, json.loads((RESULTS / f"figure-{name}.json").read_text()), tmp_path / "figure.png", dots_per_inch=40)
+    # 11 and 13 are drawn as 12, 17 as 14
+    assert set(pictures.DRAWN) == {name.removesuffix("-busy") for name in FIGURES}
+    pictures.draw(
+        name, json.loads((RESULTS / f"figure-{name}.json").read_text()), tmp_path / "figure.png", dots_per_inch=40
+    )
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -42,8 +42,14 @@ def test_aiperf_lines_may_name_the_session_and_give_delays(tmp_path: Path) -> No
 
 def test_aiperf_lines_may_have_texts_extra_fields_and_no_blocks(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    ask, answer, more = ({"role": r, "content": c} for r, c in (("user", "one two"), ("assistant", "three"), ("user", "four")))
-    parts = [{"type": "text", "text": "a "}, {"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "b"}]
+    ask, answer, more = (
+        {"role": r, "content": c} for r, c in (("user", "one two"), ("assistant", "three"), ("user", "four"))
+    )
+    parts = [
+        {"type": "text", "text": "a "},
+        {"type": "image_url", "image_url": {"url": "x"}},
+        {"type": "text", "text": "b"},
+    ]
     lines = [
         {"session_id": "a", "messages": [ask], "output_length": 5, "extra": {"top_p": 0.5}},
         {"session_id": "a", "delay": 2000, "messages": [ask, answer, more], "output_length": 5},
@@ -55,7 +61,9 @@ def test_aiperf_lines_may_have_texts_extra_fields_and_no_blocks(tmp_path: Path) 
     path.write_text("\n".join(json.dumps(x) for x in lines))
     a0, b0, b1, a1, alone, mixed = read_trace(path)
     assert [m.content for m in a0.messages] == ["one two"] and a0.extra == (("top_p", 0.5),)
-    assert [m.content for m in a1.messages] == ["four"], "what was said before, and the trace's own answer, are left out"
+    assert [m.content for m in a1.messages] == ["four"], (
+        "what was said before, and the trace's own answer, are left out"
+    )
     assert a1.arrival_s == 2.0 and a1.input_tokens > a0.input_tokens
     assert b1.input_tokens == 700 + 20 + 100 and b1.block_ids[: len(b0.block_ids)] == b0.block_ids
     assert (alone.messages[0], alone.conversation) == (("user", "exactly this"), None)
@@ -78,7 +86,10 @@ def test_bailian_turns_are_named_by_their_first_chat(tmp_path: Path) -> None:
 
 def test_azure_rows_become_requests_that_share_no_blocks(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00.0000000,1000,10\n2024-01-01 00:00:01.2500000,20,8\n")
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00.0000000,1000,10\n2024-01-01 "
+        "00:00:01.2500000,20,8\n"
+    )
     first, second = read_trace(path)
     assert (first.input_tokens, second.output_tokens, second.arrival_s) == (1000, 8, 1.25)
     assert len(first.block_ids) == 2 and not set(first.block_ids) & set(second.block_ids)
@@ -88,7 +99,8 @@ def test_burstgpt_sessions_grow_and_failed_calls_are_left_out(tmp_path: Path) ->
     path = tmp_path / "t.csv"
     path.write_text(
         "Timestamp,Session ID,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        "5,x,ChatGPT,600,10,610,Conversation log\n6,y,ChatGPT,5,0,5,Conversation log\n9,x,ChatGPT,1700,10,1710,Conversation log\n"
+        "5,x,ChatGPT,600,10,610,Conversation log\n6,y,ChatGPT,5,0,5,Conversation "
+        "log\n9,x,ChatGPT,1700,10,1710,Conversation log\n"
     )
     first, second = read_trace(path)
     assert second.block_ids[: len(first.block_ids)] == first.block_ids and len(second.block_ids) == 4
@@ -115,7 +127,10 @@ def test_sharegpt_turns_follow_after_reading_and_typing(tmp_path: Path) -> None:
         ('{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n{"timest\n', ":2:"),
         ('{"input_length": 5, "output_length": 1, "hash_ids": [1]}\n', "neither timestamp"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", ":2: TIMESTAMP"),
-        ('{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 5, "output_length": 1}\n', ":1: hash_ids"),
+        (
+            '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 5, "output_length": 1}\n',
+            ":1: hash_ids",
+        ),
         ('[{"id": "c7", "conversations": [{"from": "human"}]}]', "conversation c7"),
         ("[7]", "conversation 0"),
         ('{"session_id": "a", "messages": ["hi"], "output_length": 1}\n', ":1: messages must hold"),

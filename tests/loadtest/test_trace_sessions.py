@@ -26,8 +26,8 @@ def test_a_prompt_that_extends_all_full_blocks_of_another_is_its_next_turn() -> 
 
 
 def test_a_shared_preamble_makes_no_conversation() -> None:
-    strangers = [request(i, 520, 0, 100 + i) for i in range(8)]
-    assert grouped(*strangers) == [[i] for i in range(8)]
+    unrelated = [request(i, 520, 0, 100 + i) for i in range(8)]
+    assert grouped(*unrelated) == [[i] for i in range(8)]
 
 
 def test_a_branch_off_an_earlier_turn_is_a_session_of_its_own() -> None:
@@ -41,7 +41,9 @@ def test_a_resend_that_has_not_grown_is_no_next_turn() -> None:
 
 
 def test_a_named_conversation_is_believed_whatever_its_blocks_say() -> None:
-    assert grouped(request(0, 10, 1, conversation="x"), request(1, 10, 2, conversation="y"), request(2, 5, 3, conversation="x")) == [
+    assert grouped(
+        request(0, 10, 1, conversation="x"), request(1, 10, 2, conversation="y"), request(2, 5, 3, conversation="x")
+    ) == [
         [0, 2],
         [1],
     ]

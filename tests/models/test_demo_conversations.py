@@ -1,4 +1,5 @@
-"""What the demo model is trained on and tested on: exact answers, nothing held out in training, one text for template and trainer."""
+"""What the demo model is trained on and tested on: exact answers, nothing held out in training, one text for template
+and trainer."""
 
 from __future__ import annotations
 

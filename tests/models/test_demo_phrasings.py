@@ -1,4 +1,5 @@
-"""The demo model's phrasings: what is held out is said in words that training meets, and the tokenizer has every word whole."""
+"""The demo model's phrasings: what is held out is said in words that training meets, and the tokenizer has every word
+whole."""
 
 from __future__ import annotations
 

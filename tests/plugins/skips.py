@@ -1,6 +1,7 @@
 """No test is skipped silently: every reason is printed at the end, and one that is not listed here fails the run.
 
-A reason is allowed where a machine may really lack something. What a test merely does not apply to is not generated in the first place.
+A reason is allowed where a machine may really lack something. What a test merely does not apply to is not generated in
+the first place.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ ALLOWED = {
     r"only root may mount a file system|this machine does not let a test mount a file system: .*": "root",
     r"mounting .* is not permitted here: .*": "root",
     r"the pool of huge pages cannot be changed here: .*": "root",
-    r"the machine (gave \d+ of \d+ huge pages|denies huge pages to every tmpfs)": "free memory, and a kernel that gives huge pages",
+    r"the machine (gave \d+ of \d+ huge pages|denies huge pages to every tmpfs)": "free memory, and a kernel that "
+    "gives huge pages",
     r"this kernel or file system does not say what its page cache holds": "another file system",
     r"this account may open only \d+ files": "ulimit -n",
     r"network namespaces are not to be had here: .*": "root and ip",
-    r"the disk cannot be slowed: .*|.* is on no disk that the kernel could slow; .*": "root and control groups, and /tmp on a disk",
+    r"the disk cannot be slowed: .*|.* is on no disk that the kernel could slow; .*": "root and control groups, "
+    "and /tmp on a disk",
     r"links cannot be slowed here: .*|this kernel delays no packets: .*": "root and tc, and a kernel with netem",
 }
 
@@ -44,7 +47,9 @@ def judged(reasons: Counter[str]) -> tuple[list[str], list[str]]:
     allowed, others = [], []
     for reason, count in sorted(reasons.items()):
         remedy = next((remedy for pattern, remedy in ALLOWED.items() if re.fullmatch(pattern, reason, re.DOTALL)), None)
-        (others if remedy is None else allowed).append(f"{count} x {reason}" + (f" (to run it: {remedy})" if remedy else ""))
+        (others if remedy is None else allowed).append(
+            f"{count} x {reason}" + (f" (to run it: {remedy})" if remedy else "")
+        )
     return allowed, others
 
 
@@ -60,7 +65,10 @@ def _skipped(config: pytest.Config) -> Counter[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and judged(_skipped(session.config))[1]:
+    if (
+        session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        and judged(_skipped(session.config))[1]
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

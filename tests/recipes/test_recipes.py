@@ -1,4 +1,5 @@
-"""The recipes of docs/web-sdk.md, run as they stand there: hints reach the scheduler for the very session that the chat's request names."""
+"""The recipes of docs/web-sdk.md, run as they stand there: hints reach the scheduler for the very session that the
+chat's request names."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ def write_recipe(folder: Path, *suffixes: str) -> None:
 @contextlib.asynccontextmanager
 async def serving(s: Stack, port: int, *command: str | Path) -> AsyncIterator[str]:
     """The recipe's server, once it answers."""
-    said = {"UPBEAT_URL": s.url, "UPBEAT_API_KEY": KEY, "UPBEAT_MODEL": MODEL, "PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"}
+    said = {
+        "UPBEAT_URL": s.url,
+        "UPBEAT_API_KEY": KEY,
+        "UPBEAT_MODEL": MODEL,
+        "PORT": str(port),
+        "GRADIO_ANALYTICS_ENABLED": "False",
+    }
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | said
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
@@ -75,14 +82,19 @@ async def visit(s: Stack, url: str, field: str, answer: str) -> None:
     assert seen["hints"][0] == "/v1/advisory 202"
     (request,) = s.workers[0].submitted
     assert request.messages is not None and "zebra" in str(request.messages[-1])
-    assert {(a.session.tenant, a.session.session_id) for a in s.scheduler.advised} == {("acme", request.session.session_id)}
+    assert {(a.session.tenant, a.session.session_id) for a in s.scheduler.advised} == {
+        ("acme", request.session.session_id)
+    }
 
 
 async def test_gradio(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     python = ROOT / ".cache" / "gradio" / "bin" / "python"
     need(python.exists(), ".cache/gradio (`make recipes`)")
     write_recipe(tmp_path, ".py")
-    async with stack(1, api_keys=[{"key": KEY, "tenant": "acme"}]) as s, serving(s, free_ports(1), python, tmp_path / "chat.py") as url:
+    async with (
+        stack(1, api_keys=[{"key": KEY, "tenant": "acme"}]) as s,
+        serving(s, free_ports(1), python, tmp_path / "chat.py") as url,
+    ):
         await visit(s, url, "#prompt textarea", ".bot")
 
 

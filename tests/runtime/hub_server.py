@@ -1,6 +1,8 @@
-"""A hub on loopback: models in memory, served as the hub serves them (model info, tree, resolve with a redirect for large files).
+"""A hub on loopback: models in memory, served as the hub serves them (model info, tree, resolve with a redirect for
+large files).
 
-Large files come from a store of another name (`localhost`), as on the hub, which must never see the token. Misbehaviour is said by fields.
+Large files come from a store of another name (`localhost`), as on the hub, which must never see the token. Misbehaviour
+is said by fields.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Request = tuple[str, str, dict[str, str]]
 
 @dataclass
 class Repo:
-    """One model: its files by commit, and the names of commits. token: what may read it. gated: its terms must be accepted."""
+    """One model: its files by commit, and the names of commits. token: what may read it. gated: its terms must be
+    accepted."""
 
     commits: dict[str, dict[str, bytes]]
     refs: dict[str, str]
@@ -63,7 +66,9 @@ class HubServer:
 
     def add(self, repo: str, files: dict[str, bytes], revision: str = MAIN, **rights: Any) -> str:
         """A new commit, which `revision` names from now on; returns it."""
-        commit = hashlib.sha1(repr(sorted((name, _git_sha(content)) for name, content in files.items())).encode()).hexdigest()
+        commit = hashlib.sha1(
+            repr(sorted((name, _git_sha(content)) for name, content in files.items())).encode()
+        ).hexdigest()
         made = self.repos.setdefault(repo, Repo({}, {}, **rights))
         made.commits[commit] = files
         made.refs[revision] = commit
@@ -119,7 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        self.hub.requests.append((self.command, self.path, {name.lower(): value for name, value in self.headers.items()}))
+        self.hub.requests.append(
+            (self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+        )
         stored = re.fullmatch(r"/store/([0-9a-f]{64})", self.path)
         if self.hub.fails:
             self._send(self.hub.fails, b"{}")
@@ -157,7 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps({"id": said["repo"], "sha": commit, "siblings": listed, "tags": []}).encode())
 
     def _refusal(self, repo: Repo | None) -> tuple[int, dict[str, str]] | None:
-        """As the hub: who has no token is told 401 for whatever may not be seen, who has one 404, or 403 where terms are to be accepted."""
+        """As the hub: who has no token is told 401 for whatever may not be seen, who has one 404, or 403 where terms
+        are to be accepted."""
         token = self.headers.get("authorization", "").removeprefix("Bearer ")
         if token == "hf_wrong":
             return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}
@@ -190,7 +198,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _large(self, digest: str) -> None:
         hub = self.hub
-        every = (content for repo in hub.repos.values() for files in repo.commits.values() for content in files.values())
+        every = (
+            content for repo in hub.repos.values() for files in repo.commits.values() for content in files.values()
+        )
         content = next(content for content in every if hashlib.sha256(content).hexdigest() == digest)
         if hub.flips:
             content = bytes([content[0] ^ 1]) + content[1:]

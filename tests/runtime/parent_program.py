@@ -13,7 +13,9 @@ from runtime.children import Children
 
 
 async def main() -> None:
-    children = Children([sys.executable, "-m", "tests.runtime.child_program"], count=1, memory_bytes=1 << 30, per_owner=4)
+    children = Children(
+        [sys.executable, "-m", "tests.runtime.child_program"], count=1, memory_bytes=1 << 30, per_owner=4
+    )
     secret = os.open(__file__, os.O_RDONLY)
     os.set_inheritable(secret, True)
     forks = []

@@ -1,4 +1,5 @@
-"""Helper processes: killed at deadlines, limited in memory, shared fairly, gone with their parent. Real processes throughout."""
+"""Helper processes: killed at deadlines, limited in memory, shared fairly, gone with their parent. Real processes
+throughout."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ async def wait_gone(pid: int) -> bool:
     return False
 
 
-async def test_a_child_stays_in_the_session_where_its_niceness_counts_in_a_group_that_no_ctrl_c_is_for(make: Make) -> None:
+async def test_a_child_stays_in_the_session_where_its_niceness_counts_in_a_group_that_no_ctrl_c_is_for(
+    make: Make,
+) -> None:
     children = make()
     session, group = (await children.call("a", b"session", 20)).split()
     assert int(session) == os.getsid(0)
@@ -196,7 +199,9 @@ async def test_closing_at_any_moment_leaves_no_process(make: Make, pause_s: floa
 
 async def test_a_child_has_none_of_its_parents_files_and_ends_with_it_in_the_middle_of_work() -> None:
     pipe = asyncio.subprocess.PIPE
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.runtime.parent_program", stdout=pipe, cwd=ROOT)
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.runtime.parent_program", stdout=pipe, cwd=ROOT
+    )
     assert parent.stdout is not None
     assert b"parent_program" not in await parent.stdout.readline()
     pid = int(await parent.stdout.readline())

@@ -1,4 +1,5 @@
-"""A model by its hub id, from a real hub server on loopback: what is downloaded, what is refused, and what an interruption leaves."""
+"""A model by its hub id, from a real hub server on loopback: what is downloaded, what is refused, and what an
+interruption leaves."""
 
 from __future__ import annotations
 
@@ -56,7 +57,13 @@ class Client:
         home.mkdir(exist_ok=True)
         command = [*prefix, sys.executable, "-c", PROGRAM, model]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env=self.environment | environment, cwd=home, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=self.environment | environment,
+            cwd=home,
+            check=False,
         )
 
     def get(self, model: str, **environment: str) -> Path:
@@ -83,9 +90,16 @@ def client(hub: HubServer, tmp_path: Path) -> Client:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_what_serving_needs_is_downloaded_and_nothing_else(hub: HubServer, client: Client, tiny: dict[str, bytes], sharded: bool) -> None:
+def test_what_serving_needs_is_downloaded_and_nothing_else(
+    hub: HubServer, client: Client, tiny: dict[str, bytes], sharded: bool
+) -> None:
     needed = in_shards(tiny) if sharded else tiny
-    other = {"README.md": b"x", "pytorch_model.bin": b"x" * 99, "consolidated.safetensors": b"x" * 99, "tf_model.h5": b"x"}
+    other = {
+        "README.md": b"x",
+        "pytorch_model.bin": b"x" * 99,
+        "consolidated.safetensors": b"x" * 99,
+        "tf_model.h5": b"x",
+    }
     commit = hub.add("acme/tiny", needed | other)
     directory = client.get("acme/tiny")
     assert directory.name == commit and files_of(directory) == needed
@@ -94,7 +108,9 @@ def test_what_serving_needs_is_downloaded_and_nothing_else(hub: HubServer, clien
     assert Checkpoint(directory).tensors
 
 
-def test_a_second_start_downloads_nothing_and_a_commit_asks_nobody(hub: HubServer, client: Client, tiny: dict[str, bytes]) -> None:
+def test_a_second_start_downloads_nothing_and_a_commit_asks_nobody(
+    hub: HubServer, client: Client, tiny: dict[str, bytes]
+) -> None:
     commit = hub.add("acme/tiny", tiny)
     first = client.get("acme/tiny")
     hub.requests.clear()
@@ -137,14 +153,22 @@ def test_without_the_hub_and_a_copy_the_remedy_is_said(hub: HubServer, client: C
     assert "no whole copy" in client.refusal("acme/tiny", HF_HUB_OFFLINE="1")
 
 
-def test_a_connection_that_breaks_goes_on_where_it_broke(hub: HubServer, client: Client, tiny: dict[str, bytes]) -> None:
+def test_a_connection_that_breaks_goes_on_where_it_broke(
+    hub: HubServer, client: Client, tiny: dict[str, bytes]
+) -> None:
     hub.add("acme/tiny", tiny)
     hub.breaks_after, hub.breaks = 100_000, 2
     assert files_of(client.get("acme/tiny")) == tiny
-    assert [headers.get("range") for _, _, headers in hub.asked("GET /store")] == [None, "bytes=100000-", "bytes=200000-"]
+    assert [headers.get("range") for _, _, headers in hub.asked("GET /store")] == [
+        None,
+        "bytes=100000-",
+        "bytes=200000-",
+    ]
 
 
-def test_a_process_that_was_ended_leaves_the_beginning_to_the_next(hub: HubServer, client: Client, tiny: dict[str, bytes]) -> None:
+def test_a_process_that_was_ended_leaves_the_beginning_to_the_next(
+    hub: HubServer, client: Client, tiny: dict[str, bytes]
+) -> None:
     hub.add("acme/tiny", tiny)
     hub.breaks_after, hub.breaks, hub.stalls = 200_000, 1, True
     client.cache.mkdir(parents=True)
@@ -187,7 +211,10 @@ def test_two_processes_download_it_once(hub: HubServer, client: Client, tiny: di
     hub.add("acme/tiny", tiny)
     client.cache.mkdir(parents=True)
     command = [sys.executable, "-c", PROGRAM, "acme/tiny"]
-    both = [subprocess.Popen(command, env=client.environment, cwd=client.cache, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, env=client.environment, cwd=client.cache, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     said = {process.communicate(timeout=120)[0].strip() for process in both}
     assert len(said) == 1 and files_of(Path(said.pop())) == tiny
     assert len(hub.asked("GET /store")) == 1
@@ -212,7 +239,9 @@ def test_a_gated_model_names_the_page_with_its_terms(hub: HubServer, client: Cli
     assert files_of(client.get("acme/gated", HF_TOKEN="hf_right")) == tiny
 
 
-def test_the_disk_is_looked_at_before_anything_large_comes(hub: HubServer, client: Client, tiny: dict[str, bytes]) -> None:
+def test_the_disk_is_looked_at_before_anything_large_comes(
+    hub: HubServer, client: Client, tiny: dict[str, bytes]
+) -> None:
     hub.add("acme/tiny", tiny)
     hub.told_sizes["model.safetensors"] = 1 << 60
     said = client.refusal("acme/tiny")
@@ -231,7 +260,11 @@ def changed_config(tiny: dict[str, bytes], **changes: object) -> dict[str, bytes
         ({"architectures": ["BertModel"]}, "BertModel", "Text Embeddings Inference"),
         ({"architectures": ["WhisperForConditionalGeneration"]}, "Whisper", "faster-whisper"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq", "vLLM"),
-        ({"quantization_config": {"bits": 4, "group_size": 64}, "quantization": {"bits": 4}}, "quantization_config", "mlx-lm"),
+        (
+            {"quantization_config": {"bits": 4, "group_size": 64}, "quantization": {"bits": 4}},
+            "quantization_config",
+            "mlx-lm",
+        ),
     ],
 )
 def test_a_kind_that_is_not_served_is_refused_before_its_weights_come(
@@ -250,7 +283,14 @@ def test_a_kind_that_is_not_served_is_refused_before_its_weights_come(
         ({"model_index.json": b"{}"}, "diffusers"),
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "merge it into its base model"),
         ({"config.json": b"{}", "pytorch_model.bin": b""}, "pickles"),
-        ({"config.json": b'{"architectures": ["T5ForConditionalGeneration"]}', "model.safetensors": b"", "spiece.model": b""}, "T5"),
+        (
+            {
+                "config.json": b'{"architectures": ["T5ForConditionalGeneration"]}',
+                "model.safetensors": b"",
+                "spiece.model": b"",
+            },
+            "T5",
+        ),
     ],
 )
 def test_files_that_are_no_model_for_us(hub: HubServer, client: Client, files: dict[str, bytes], named: str) -> None:
@@ -259,13 +299,17 @@ def test_files_that_are_no_model_for_us(hub: HubServer, client: Client, files: d
     assert not hub.asked("/store/")
 
 
-def test_a_model_without_a_tokenizer_is_refused_before_its_weights_come(hub: HubServer, client: Client, tiny: dict[str, bytes]) -> None:
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_come(
+    hub: HubServer, client: Client, tiny: dict[str, bytes]
+) -> None:
     hub.add("acme/other", {name: content for name, content in tiny.items() if name != "tokenizer.json"})
     assert "no tokenizer.json" in client.refusal("acme/other")
     assert not hub.asked("/store/")
 
 
-def test_a_terminal_sees_a_bar_and_a_log_one_line(hub: HubServer, client: Client, tiny: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_terminal_sees_a_bar_and_a_log_one_line(
+    hub: HubServer, client: Client, tiny: dict[str, bytes], tmp_path: Path
+) -> None:
     hub.add("acme/tiny", tiny)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", PROGRAM, "acme/tiny"]

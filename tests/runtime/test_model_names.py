@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import ConfigError
-from runtime.config import load_config
+from runtime.config_file import load_config
 from runtime.model_directory import model_directory, named
 from runtime.model_names import HubId, hub_id
 
@@ -32,7 +32,23 @@ def test_a_hub_id(text: str, model: HubId) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["./Qwen/Qwen3", "/a/b", "~/a", "a/b/c", "a/", "gpt2", "a b/c", "../a", "a/..", "a--b/c", "a/b@", "a/b@../c", "é/b", ""]
+    "text",
+    [
+        "./Qwen/Qwen3",
+        "/a/b",
+        "~/a",
+        "a/b/c",
+        "a/",
+        "gpt2",
+        "a b/c",
+        "../a",
+        "a/..",
+        "a--b/c",
+        "a/b@",
+        "a/b@../c",
+        "é/b",
+        "",
+    ],
 )
 def test_a_path(text: str) -> None:
     assert hub_id(text) is None
@@ -65,7 +81,11 @@ def test_a_gguf_file_names_what_serves_it() -> None:
 
 def test_a_revision_of_its_own_flag() -> None:
     assert named("Qwen/Qwen3", "v1") == named("Qwen/Qwen3@v1", "v1") == "Qwen/Qwen3@v1"
-    for text, revision, said in (("./a", "v1", "path"), ("Qwen/Qwen3@v2", "v1", "another"), ("Qwen/Qwen3", "..", "no branch")):
+    for text, revision, said in (
+        ("./a", "v1", "path"),
+        ("Qwen/Qwen3@v2", "v1", "another"),
+        ("Qwen/Qwen3", "..", "no branch"),
+    ):
         with pytest.raises(ConfigError, match=said) as refused:
             named(text, revision)
         assert f"--revision {revision}" in str(refused.value)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import ConfigError
-from runtime.config import Config, load_config
+from runtime.config import Config
+from runtime.config_file import load_config
 from runtime.gpus import visible
 from runtime.places import device_ports, node_ports
 
@@ -32,7 +33,9 @@ def listening(config: Config) -> list[int]:
 
 
 @given(st.integers(1, 20), st.integers(1, 16), st.sampled_from([0, 20_000]))
-def test_every_process_has_ports_of_its_own_within_what_is_reserved(count: int, devices: int, device_base_port: int) -> None:
+def test_every_process_has_ports_of_its_own_within_what_is_reserved(
+    count: int, devices: int, device_base_port: int
+) -> None:
     config = nodes(count=count, devices=devices, device_base_port=device_base_port)
     ports, reserved = listening(config), {*node_ports(config.nodes), *device_ports(config.nodes)}
     assert len(set(ports)) == len(ports) and set(ports) <= reserved
@@ -63,7 +66,9 @@ def test_each_worker_may_have_a_host() -> None:
 
 def test_a_device_that_a_node_does_not_have_is_refused() -> None:
     for device in (-1, 2):
-        with pytest.raises(ConfigError, match=rf"--device {device}: a node has 2 devices, numbered from 0; .*nodes\.devices"):
+        with pytest.raises(
+            ConfigError, match=rf"--device {device}: a node has 2 devices, numbered from 0; .*nodes\.devices"
+        ):
             nodes(devices=2).device(0, device)
 
 
@@ -74,10 +79,19 @@ def test_a_device_that_a_node_does_not_have_is_refused() -> None:
             {"nodes": {"devices": 2, "device_base_port": 8119}},
             r"nodes\.device_base_port = 8119: .* overlap .* 8100 to 8119; give 8120 or more",
         ),
-        ({"nodes": {"devices": 2, "device_base_port": 8098}}, r"nodes\.device_base_port = 8098: the ports 8098 to 8101 "),
-        ({"nodes": {"devices": 2}, "gateway": {"port": 8121}}, r"gateway\.port = 8121 .*further devices.*nodes\.device_base_port"),
+        (
+            {"nodes": {"devices": 2, "device_base_port": 8098}},
+            r"nodes\.device_base_port = 8098: the ports 8098 to 8101 ",
+        ),
+        (
+            {"nodes": {"devices": 2}, "gateway": {"port": 8121}},
+            r"gateway\.port = 8121 .*further devices.*nodes\.device_base_port",
+        ),
         ({"nodes": {"devices": 2}, "scheduler": {"port": 8123}}, r"scheduler\.port = 8123 .*further devices"),
-        ({"nodes": {"devices": 16, "count": 256, "base_port": 60000}}, r"nodes\.devices = 16 with nodes\.count = 256 needs ports up to"),
+        (
+            {"nodes": {"devices": 16, "count": 256, "base_port": 60000}},
+            r"nodes\.devices = 16 with nodes\.count = 256 needs ports up to",
+        ),
         ({"nodes": {"devices": 17}}, r"nodes\.devices = 17"),
         ({"nodes": {"devices": 0}}, r"nodes\.devices = 0"),
     ],
@@ -97,12 +111,24 @@ def test_a_block_that_is_elsewhere_stays_when_nodes_are_added() -> None:
 
 @pytest.mark.parametrize(
     ("said", "count", "device", "expected"),
-    [(None, 8, 3, "3"), ("4,5", 2, 1, "5"), ("GPU-a, GPU-b", 2, 1, "GPU-b"), (None, 1, 1, None), ("7", 1, 1, None), (None, 0, 1, None)],
+    [
+        (None, 8, 3, "3"),
+        ("4,5", 2, 1, "5"),
+        ("GPU-a, GPU-b", 2, 1, "GPU-b"),
+        (None, 1, 1, None),
+        ("7", 1, 1, None),
+        (None, 0, 1, None),
+    ],
 )
-def test_a_worker_sees_its_own_device_of_those_that_are_visible(said: str | None, count: int, device: int, expected: str | None) -> None:
+def test_a_worker_sees_its_own_device_of_those_that_are_visible(
+    said: str | None, count: int, device: int, expected: str | None
+) -> None:
     assert visible(said, count, device) == expected
 
 
 def test_a_device_that_is_not_there_stops_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"nodes\.devices: this worker has device 2, and its process sees 2 CUDA devices .* is not set"):
+    with pytest.raises(
+        ConfigError,
+        match=r"nodes\.devices: this worker has device 2, and its process sees 2 CUDA devices .* is not set",
+    ):
         visible(None, 2, 2)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import ConfigError
-from runtime.config import Config, dump_config, load_config
+from runtime.config import Config
+from runtime.config_file import dump_config, load_config
 from runtime.registry import as_only, models_of, registered
 
 TWO = {"small": {"path": "/models/s", "nodes": [0]}, "large": {"path": "/models/l", "nodes": [1], "dtype": "bfloat16"}}
@@ -41,7 +42,10 @@ def test_a_worker_reads_each_of_its_models_as_the_only_one() -> None:
     assert (config.served_model, config.model, config.worker.dtype) == ("large", Path("/models/l"), "bfloat16")
     assert as_only(config_of(TWO), 0)["small"].worker.dtype == "auto"
     both = as_only(config_of({"a": {"path": "/a"}, "b": {"path": "/b"}}, nodes=1), 0)
-    assert {name: (each.served_model, each.model) for name, each in both.items()} == {"a": ("a", Path("/a")), "b": ("b", Path("/b"))}
+    assert {name: (each.served_model, each.model) for name, each in both.items()} == {
+        "a": ("a", Path("/a")),
+        "b": ("b", Path("/b")),
+    }
 
 
 def test_what_is_written_down_is_read_back(tmp_path: Path) -> None:
@@ -77,7 +81,10 @@ def test_a_wrong_value_is_named_with_its_remedy(models: dict[str, Any], nodes: i
 
 
 def test_model_beside_models_must_mean_one_of_them() -> None:
-    with pytest.raises(ConfigError, match=r"models names small, large as well; remove model and model_name, or move them to models\.NAME"):
+    with pytest.raises(
+        ConfigError,
+        match=r"models names small, large as well; remove model and model_name, or move them to models\.NAME",
+    ):
         config_of(TWO, model="/models/other")
     assert config_of(TWO, model="/models/l", model_name="large").served_model == "large"
 

@@ -16,18 +16,21 @@ from scheduler.core.callgraph import CallGraph
 from scheduler.core.callgraph_stored import from_stored, to_stored
 from scheduler.core.callgraph_table import IDLE_S, MAX_WORKFLOWS, Callgraphs, NextHop
 from scheduler.core.control import Ask, Prefetch
-from scheduler.core.fleet import Load
+from scheduler.core.fleet import LoadReport
 from scheduler.core.trust import Trust
-from tests.scheduler.test_core import House, hint
+from tests.scheduler.test_core import Harness, hint
 
 
 class Team:
-    """Runs of one workflow "w" of tenant "t" over a bare table. A session is RUN:NAME, a request id says both and its number."""
+    """Runs of one workflow "w" of tenant "t" over a bare table. A session is RUN:NAME, a request id says both and its
+    number."""
 
     def __init__(self) -> None:
         self.table, self.asked = Callgraphs(), 0
 
-    def ask(self, run: str, agent: str, now: float, session: str = "", ended: tuple[str, ...] = ()) -> tuple[str, list[NextHop]]:
+    def ask(
+        self, run: str, agent: str, now: float, session: str = "", ended: tuple[str, ...] = ()
+    ) -> tuple[str, list[NextHop]]:
         self.asked += 1
         request_id = f"{run}.{session or agent}.{self.asked}"
         key = SessionKey("t", f"{run}:{session or agent}")
@@ -63,10 +66,14 @@ def test_an_order_and_its_delays_are_learned_and_the_next_run_is_told_of_them() 
     team.chain("r1", "manager", "architect", "engineer")
     assert team.edge("manager", "architect") == Edge("manager", "architect", 1.0, 1.0, 2.0)
     _, hops = team.ask("r1", "manager", 10.0)
-    assert named(hops) == ["r1:architect"] and hops[0].arrival_s == 12.0 and hops[0].chance > 0.9 and not hops[0].borrowed
+    assert (
+        named(hops) == ["r1:architect"] and hops[0].arrival_s == 12.0 and hops[0].chance > 0.9 and not hops[0].borrowed
+    )
 
 
-def test_the_first_time_in_a_run_the_session_of_the_latest_other_run_is_named_and_is_served_once_the_agent_asks() -> None:
+def test_the_first_time_in_a_run_the_session_of_the_latest_other_run_is_named_and_is_served_once_the_agent_asks() -> (
+    None
+):
     team = Team()
     for run in ("r1", "r2"):
         team.chain(run, "manager", "architect")
@@ -97,7 +104,9 @@ def test_a_fan_out_is_one_edge_with_several_calls_though_its_branches_interleave
         team.table.finished(reviews, t + 20)
     edge = team.edge("architect", "engineer")
     assert edge.probability == 1.0 and edge.calls == pytest.approx(4.0) and edge.delay_s == pytest.approx(2.0)
-    assert team.edge("engineer", "qa").probability == pytest.approx(1.0) and team.edge("engineer", "qa").calls == pytest.approx(1.0)
+    assert team.edge("engineer", "qa").probability == pytest.approx(1.0) and team.edge(
+        "engineer", "qa"
+    ).calls == pytest.approx(1.0)
     assert team.graph.edge("engineer", "engineer") is None and team.graph.edge("qa", "qa") is None
 
 
@@ -241,23 +250,29 @@ def test_a_stored_graph_is_the_same_graph_and_a_broken_one_is_refused() -> None:
         team.chain(f"r{i}", "a", "b", "a")
     stored = json.loads(json.dumps(to_stored("t", "w", team.graph)))
     tenant, name, graph = from_stored(stored)
-    assert (tenant, name) == ("t", "w") and graph.next("a") == team.graph.next("a") and to_stored("t", "w", graph) == stored
+    assert (
+        (tenant, name) == ("t", "w")
+        and graph.next("a") == team.graph.next("a")
+        and to_stored("t", "w", graph) == stored
+    )
     for wrong in ({}, [], stored | {"format": 2}, stored | {"agents": [{"name": "a"}]}, stored | {"agents": 3}):
         with pytest.raises(ValueError, match=r"format|not a workflow"):
             from_stored(wrong)
 
 
 # ---- what the scheduler does with it --------------------------------------------------------------------------
-class Fleet(House):
+class Fleet(Harness):
     """A fleet in which every session of a request is held where it was placed."""
 
     asked = 0
 
-    def ask(self, run: str, agent: str, now: float, ended: tuple[str, ...] = (), priority: int = 0) -> tuple[str, list[Prefetch]]:
+    def ask(
+        self, run: str, agent: str, now: float, ended: tuple[str, ...] = (), priority: int = 0
+    ) -> tuple[str, list[Prefetch]]:
         self.asked += 1
         key, request_id = SessionKey("t", f"{run}:{agent}"), f"q{self.asked}"
         for node in self.fleet.devices:
-            self.fleet.loaded(node, Load(), [], [], now)
+            self.fleet.loaded(node, LoadReport(), [], [], now)
         placed = self.place(Ask(request_id, key, "m", priority, hop=Hop("w", agent, run, ended)), now)
         self.hold(placed.node, 960, key)
         self.validate()
@@ -270,7 +285,9 @@ def test_a_request_of_an_agent_sends_its_next_hops_cache_on_its_way() -> None:
     for i, agent in enumerate(["manager", "architect", "manager", "architect"]):
         request, prefetches = fleet.ask("r", agent, 4.0 * i, last, priority=3)
         last = (request,)
-    assert [(p.hint.session.session_id, p.hint.arrival_s, p.hint.priority) for p in prefetches] == [("r:manager", 16.0, 3)]
+    assert [(p.hint.session.session_id, p.hint.arrival_s, p.hint.priority) for p in prefetches] == [
+        ("r:manager", 16.0, 3)
+    ]
     pending = fleet.advisories.get(SessionKey("t", "r:manager"))
     assert pending is not None and pending.node == prefetches[0].node
     assert pending.chance == pytest.approx(fleet.trust.chance("t/w", "") * prefetches[0].hint.chance)
@@ -349,7 +366,11 @@ def test_a_graph_reads_as_it_was_written_and_runs_are_named_after_sessions() -> 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["r1", "r2"]), st.sampled_from("abc"), st.sampled_from("xyz"), st.floats(0, 30), st.sets(st.integers(0, 9))
+            st.sampled_from(["r1", "r2"]),
+            st.sampled_from("abc"),
+            st.sampled_from("xyz"),
+            st.floats(0, 30),
+            st.sets(st.integers(0, 9)),
         ),
         max_size=60,
     )
@@ -362,7 +383,9 @@ def test_whatever_comes_in_whatever_order_the_tables_agree(steps: list[tuple[str
         ids = tuple(f"q{i - back}" for back in sorted(ended))
         hop = Hop("w", agent, run, ids if i % 2 else ())
         hops, _ = table.request(f"q{i}", SessionKey("t", f"{run}:{session}"), hop, now)
-        assert all(0.1 <= h.chance <= 1.0 and h.arrival_s >= now for h in hops) and len({h.session for h in hops}) <= len(hops)
+        assert all(0.1 <= h.chance <= 1.0 and h.arrival_s >= now for h in hops) and len(
+            {h.session for h in hops}
+        ) <= len(hops)
         if i % 3 == 0:
             table.finished(ids, now)
         if i % 7 == 6:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
+from contracts.placement import LEAVES_CACHE_REQUESTS
 from scheduler.core import snapshot
 from scheduler.core.advisories import Advisories, Hint, Pending
 from scheduler.core.control import Ask, Control, Prefetch, seed_of
 from scheduler.core.directory import Held
-from scheduler.core.fleet import Load, Model, Rates
+from scheduler.core.fleet import LoadReport, Model, Rates
 from scheduler.core.placement import Choice, place
 from scheduler.core.policies import POLICIES
-from scheduler.core.snapshot import Turn
-from scheduler.core.terms import STAYS_REQUESTS
+from scheduler.core.snapshot import PlacementRequest
 
 #: 960 tokens are 94 MB: 0.1 s on a usual link.
 MODEL = Model("m", KvShape.of_heads(b"f" * 32, 24, 8, 64, 64, "float32"), 1000, 0)
@@ -31,7 +31,7 @@ def hint(session: SessionKey = S, advisory_id: str = "a1", **more: Any) -> Hint:
     return Hint(session, advisory_id, **{"model": "m", "expires_s": 60.0, **more})
 
 
-class House(Control):
+class Harness(Control):
     """A fleet of serving nodes with a directory and hints, at time 0."""
 
     def __init__(self, nodes: int = 2) -> None:
@@ -43,34 +43,36 @@ class House(Control):
     def hold(self, node: str, tokens: int, key: SessionKey = S) -> None:
         self.directory.report(node, key, "m", 960, 1.0, Held(tokens, tokens * TOKEN_BYTES, tokens))
 
-    def choose(self, turn: Turn | None = None, policy: str = "balanced", key: SessionKey = S, now: float = 0.0) -> Choice:
-        turn = turn or Turn("m")
+    def choose(
+        self, turn: PlacementRequest | None = None, policy: str = "balanced", key: SessionKey = S, now: float = 0.0
+    ) -> Choice:
+        turn = turn or PlacementRequest("m")
         view = snapshot.take(self.fleet, self.directory.get(key), turn.model, now)
         return place(view, turn, POLICIES[policy], seed_of(key))
 
 
 def test_the_node_with_fewest_outstanding_requests_is_chosen_once_that_is_worth_leaving_the_cache() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0", 960)
     h.fleet.request_s = 10.0
-    for n in range(int(STAYS_REQUESTS)):
+    for n in range(LEAVES_CACHE_REQUESTS):
         h.fleet.placed("node-0", f"r{n}", 0.0)
-        assert h.choose(Turn("m", advised=True)).node == "node-0", "it is not worth leaving the cache for"
+        assert h.choose(PlacementRequest("m", advised=True)).node == "node-0", "it is not worth leaving the cache for"
     h.fleet.placed("node-0", "one-more", 0.0)
-    assert h.choose(Turn("m", advised=True)).node == "node-1"
+    assert h.choose(PlacementRequest("m", advised=True)).node == "node-1"
     assert h.choose(policy="sticky").node == "node-0"
 
 
 def test_with_equal_load_the_cache_decides() -> None:
     for holder in ("node-0", "node-1"):
-        h = House()
+        h = Harness()
         h.hold(holder, 960)
-        assert h.choose(Turn("m", advised=True)).node == holder
+        assert h.choose(PlacementRequest("m", advised=True)).node == holder
         assert h.choose().node == holder
 
 
 def test_a_link_that_was_measured_counts_as_fast_as_it_is() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0", 960)  # 0.1 s at a link's usual rate
     h.fleet.request_s = 0.1
     for n in range(20):
@@ -83,7 +85,7 @@ def test_a_link_that_was_measured_counts_as_fast_as_it_is() -> None:
 
 
 def test_without_a_hint_a_short_queue_is_worth_less_than_a_long_load() -> None:
-    h = House()
+    h = Harness()
     h.fleet.request_s = 0.05
     h.hold("node-0", 960)  # 0.1 s on the link
     for n in range(6):
@@ -96,14 +98,14 @@ def test_without_a_hint_a_short_queue_is_worth_less_than_a_long_load() -> None:
 
 
 def test_hints_whose_request_has_not_come_count_as_work_to_come() -> None:
-    h = House()
+    h = Harness()
     other = SessionKey("t", "other")
     h.advisories.place(Pending(hint(other), "node-0", 0.0))
-    assert h.choose(Turn("m", advised=True)).node == "node-1"
+    assert h.choose(PlacementRequest("m", advised=True)).node == "node-1"
 
 
 def test_new_sessions_spread_over_idle_nodes() -> None:
-    h = House(4)
+    h = Harness(4)
     counts = {f"node-{i}": 0 for i in range(4)}
     for i in range(400):
         counts[h.choose(key=SessionKey("t", f"s{i}")).node] += 1
@@ -113,88 +115,90 @@ def test_new_sessions_spread_over_idle_nodes() -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, (1 << 64) - 1))
 @settings(max_examples=50, deadline=None)
 def test_a_decision_is_a_pure_function_and_nobody_with_less_work_is_passed_over(work: list[int], seed: int) -> None:
-    h = House(len(work))
+    h = Harness(len(work))
     for i, n in enumerate(work):
         for j in range(n):
             h.fleet.placed(f"node-{i}", f"r{i}.{j}", 0.0)
     view = snapshot.take(h.fleet, None, "m", 0.0)
-    first, second = (place(view, Turn("m"), POLICIES["balanced"], seed) for _ in range(2))
+    first, second = (place(view, PlacementRequest("m"), POLICIES["balanced"], seed) for _ in range(2))
     assert first == second
     assert work[int(first.node.removeprefix("node-"))] == min(work)
 
 
 def test_nodes_that_failed_this_request_are_avoided_while_others_serve() -> None:
-    h = House()
-    assert h.choose(Turn("m", avoid=frozenset({"node-0"}))).node == "node-1"
-    assert h.choose(Turn("m", avoid=frozenset({"node-0", "node-1"}))).node in ("node-0", "node-1")
+    h = Harness()
+    assert h.choose(PlacementRequest("m", avoid=frozenset({"node-0"}))).node == "node-1"
+    assert h.choose(PlacementRequest("m", avoid=frozenset({"node-0", "node-1"}))).node in ("node-0", "node-1")
 
 
 def test_a_silent_node_gets_nothing_while_another_serves() -> None:
-    h = House()
-    h.fleet.loaded("node-1", Load(), [], [], now=100.0)
+    h = Harness()
+    h.fleet.loaded("node-1", LoadReport(), [], [], now=100.0)
     assert h.choose(now=101.0).node == "node-1"
 
 
 def test_refusals_name_what_is_wrong() -> None:
-    h = House()
+    h = Harness()
     with pytest.raises(InvalidRequest, match="node-0, node-1") as wrong_pin:
-        h.choose(Turn("m", pin="node-9"))
+        h.choose(PlacementRequest("m", pin="node-9"))
     assert wrong_pin.value.param == "X-Upbeat-Node"
     with pytest.raises(NotFound) as wrong_model:
-        h.choose(Turn("nope"))
+        h.choose(PlacementRequest("nope"))
     assert wrong_model.value.param == "model" and wrong_model.value.code == "model_not_found"
     h.fleet.worker_left("node-0")
     with pytest.raises(Unavailable):
-        h.choose(Turn("m", pin="node-0"))
+        h.choose(PlacementRequest("m", pin="node-0"))
     h.fleet.store_left("node-1")
     with pytest.raises(Unavailable):
         h.choose()
 
 
 def test_a_choice_explains_itself() -> None:
-    h = House()
+    h = Harness()
     h.fleet.placed("node-0", "r1", 0.0)
     why = h.choose().why
     assert why.startswith("node-1 work_s=0 ") and "node-0 work_s=1" in why
 
 
 def test_a_worker_report_is_the_truth_about_what_it_has_heard_of() -> None:
-    h = House()
+    h = Harness()
     node = h.fleet.devices["node-0"]
     h.fleet.placed("node-0", "r1", 0.0)
-    h.fleet.loaded("node-0", Load(), in_flight=[], finished=[], now=1.0)
-    assert "r1" in node.outstanding and h.fleet.devices["node-0"].work_s == h.fleet.request_s, "it may still be on its way to the worker"
-    h.fleet.loaded("node-0", Load(outstanding_s=7.5, request_s=3.0), in_flight=["r1"], finished=[], now=2.0)
+    h.fleet.loaded("node-0", LoadReport(), in_flight=[], finished=[], now=1.0)
+    assert "r1" in node.outstanding and h.fleet.devices["node-0"].work_s == h.fleet.request_s, (
+        "it may still be on its way to the worker"
+    )
+    h.fleet.loaded("node-0", LoadReport(outstanding_s=7.5, request_s=3.0), in_flight=["r1"], finished=[], now=2.0)
     assert h.fleet.devices["node-0"].work_s == 7.5 and h.fleet.request_s > 1.0
-    h.fleet.loaded("node-0", Load(), in_flight=[], finished=["r1"], now=3.0)
+    h.fleet.loaded("node-0", LoadReport(), in_flight=[], finished=["r1"], now=3.0)
     assert not node.outstanding and h.fleet.devices["node-0"].work_s == 0.0
 
 
 def test_a_turn_follows_its_hint_unless_that_node_has_become_the_worse_choice() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0", 960)  # 0.1 s on the link
-    assert h.choose(Turn("m", prefetched="node-1")).node in ("node-0", "node-1")
-    h.fleet.loaded("node-0", Load(outstanding_s=0.05), [], [], 0.0)
-    assert h.choose(Turn("m", prefetched="node-1")).node == "node-1"
-    h.fleet.loaded("node-1", Load(outstanding_s=0.12), [], [], 0.0)
-    assert h.choose(Turn("m", prefetched="node-1")).node == "node-0"
+    assert h.choose(PlacementRequest("m", prefetched="node-1")).node in ("node-0", "node-1")
+    h.fleet.loaded("node-0", LoadReport(outstanding_s=0.05), [], [], 0.0)
+    assert h.choose(PlacementRequest("m", prefetched="node-1")).node == "node-1"
+    h.fleet.loaded("node-1", LoadReport(outstanding_s=0.12), [], [], 0.0)
+    assert h.choose(PlacementRequest("m", prefetched="node-1")).node == "node-0"
 
 
 def test_a_first_turn_goes_where_there_is_least_work_when_it_comes_whatever_the_hint_said() -> None:
-    h = House()
-    h.fleet.loaded("node-1", Load(outstanding_s=0.5), [], [], 0.0)
-    assert h.choose(Turn("m", prefetched="node-1")).node == "node-0"
+    h = Harness()
+    h.fleet.loaded("node-1", LoadReport(outstanding_s=0.5), [], [], 0.0)
+    assert h.choose(PlacementRequest("m", prefetched="node-1")).node == "node-0"
 
 
 def test_a_restarted_worker_has_nothing_outstanding() -> None:
-    h = House()
+    h = Harness()
     h.fleet.placed("node-0", "r1", 0.0)
     h.fleet.worker_joined("node-0", "w0", (MODEL,), 1.0)
     assert not h.fleet.devices["node-0"].outstanding
 
 
 def test_sources_are_holders_with_the_longest_prefix_first() -> None:
-    h = House(3)
+    h = Harness(3)
     h.hold("node-0", 100)
     h.hold("node-1", 500)
     h.hold("node-2", 500)
@@ -206,12 +210,12 @@ def test_sources_are_holders_with_the_longest_prefix_first() -> None:
 
 
 def test_the_node_that_runs_the_last_turn_is_a_source_before_it_has_reported_anything() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0", 100)
     h.place(Ask("r1", S, "m", pin="node-1"), 0.0)
     [sent] = [c for c in h.advise(hint(pin="node-0"), 0.1) if isinstance(c, Prefetch)]
     assert sent.node == "node-0" and sent.sources == ("node-1",)
-    h.fleet.loaded("node-1", Load(), [], ["r1"], 0.2, 1)
+    h.fleet.loaded("node-1", LoadReport(), [], ["r1"], 0.2, 1)
     assert h.place(Ask("r2", S, "m", pin="node-0"), 0.3).sources == (), "it has ended, and reports say what is there"
 
 

@@ -13,12 +13,12 @@ from contracts.ids import SessionKey
 from scheduler.core import snapshot, terms
 from scheduler.core.control import Ask, Control, Prefetch, Withdraw
 from scheduler.core.directory import Held
-from scheduler.core.fleet import DEAD_AFTER_S, Load
-from scheduler.core.snapshot import Turn
+from scheduler.core.fleet import DEAD_AFTER_S, LoadReport
+from scheduler.core.snapshot import PlacementRequest
 from tests.scheduler.test_core import MODEL, TOKEN_BYTES, S, hint
 
 
-class House(Control):
+class Harness(Control):
     """Nodes with two devices each, all serving at time 0."""
 
     def __init__(self, nodes: int = 2) -> None:
@@ -33,7 +33,7 @@ class House(Control):
         self.held(node, [(key, "m", 960, 1.0, Held(tokens, tokens * TOKEN_BYTES, tokens))])
 
     def busy(self, device: str, seconds: float, now: float = 0.0) -> None:
-        self.fleet.loaded(device, Load(outstanding_s=seconds, request_s=1.0), [], [], now)
+        self.fleet.loaded(device, LoadReport(outstanding_s=seconds, request_s=1.0), [], [], now)
 
     def states(self, now: float = 0.0) -> dict[str, str]:
         return {name: device.state(now) for name, device in self.fleet.devices.items()}
@@ -48,7 +48,7 @@ def test_a_name_says_node_and_number_and_the_only_device_has_its_nodes(node: int
 
 
 def test_the_other_device_of_the_node_that_holds_a_cache_pays_no_way_for_it() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0")
     h.busy("node-0/0", 0.5)
     placed = h.place(Ask("r1", S, "m"), 0.0)
@@ -60,24 +60,35 @@ def test_the_other_device_of_the_node_that_holds_a_cache_pays_no_way_for_it() ->
     assert elsewhere.node in ("node-1/0", "node-1/1") and elsewhere.sources == ("node-0",)
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.floats(0, 20), min_size=16, max_size=16), st.sets(st.integers(0, 3)))
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.lists(st.floats(0, 20), min_size=16, max_size=16),
+    st.sets(st.integers(0, 3)),
+)
 @settings(max_examples=100, deadline=None)
-def test_what_a_node_holds_is_as_near_to_each_of_its_devices(nodes: int, devices: int, work: list[float], holders: set[int]) -> None:
+def test_what_a_node_holds_is_as_near_to_each_of_its_devices(
+    nodes: int, devices: int, work: list[float], holders: set[int]
+) -> None:
     """Also where the rows of a node do not lie together, as one came later."""
     h = Control()
     for device in range(devices):  # so that rows of nodes alternate
         for node in range(nodes):
             name = device_name(f"node-{node}", device, devices)
             h.fleet.worker_joined(name, name, (MODEL,), 0.0)
-            h.fleet.loaded(name, Load(outstanding_s=work[4 * node + device]), [], [], 0.0)
+            h.fleet.loaded(name, LoadReport(outstanding_s=work[4 * node + device]), [], [], 0.0)
     for node in range(nodes):
         h.fleet.store_joined(f"node-{node}", "s")
         if node in holders:
             h.held(f"node-{node}", [(S, "m", 960, 1.0, Held(64 * (node + 1), 64 * (node + 1) * TOKEN_BYTES, 0))])
     h.validate()
     view = snapshot.take(h.fleet, h.directory.get(S), "m", 0.0)
-    turn, rows = Turn("m", prefetched=view.names[0]), np.arange(nodes * devices)
-    for term in (terms.bring_s(view), terms.load_s(view, turn, rows), terms.leaving_s(view, Turn("m"), rows)):
+    turn, rows = PlacementRequest("m", prefetched=view.names[0]), np.arange(nodes * devices)
+    for term in (
+        terms.bring_s(view),
+        terms.load_s(view, turn, rows),
+        terms.leaving_s(view, PlacementRequest("m"), rows),
+    ):
         by_node: dict[str, set[float]] = {}
         for name, value in zip(view.names, term.tolist(), strict=True):
             by_node.setdefault(node_of(name), set()).add(value)
@@ -87,15 +98,17 @@ def test_what_a_node_holds_is_as_near_to_each_of_its_devices(nodes: int, devices
 
 
 def test_leaving_a_node_is_weighed_against_its_idlest_device() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0")
     h.busy("node-0/0", 100.0)
     h.busy("node-0/1", 20.0)
-    assert h.place(Ask("r", S, "m"), 0.0).node in ("node-1/0", "node-1/1"), "20 s are more than their half, whatever the other device has"
+    assert h.place(Ask("r", S, "m"), 0.0).node in ("node-1/0", "node-1/1"), (
+        "20 s are more than their half, whatever the other device has"
+    )
 
 
 def test_new_sessions_spread_over_all_devices() -> None:
-    h, counts = House(), dict.fromkeys(House().fleet.devices, 0)
+    h, counts = Harness(), dict.fromkeys(Harness().fleet.devices, 0)
     for n in range(400):
         counts[h.place(Ask(f"r{n}", SessionKey("t", f"s{n}"), "m"), 0.0).node] += 1
     assert set(counts.values()) == {100}
@@ -105,7 +118,7 @@ def test_new_sessions_spread_over_all_devices() -> None:
 
 
 def test_a_worker_that_dies_leaves_its_nodes_other_device_and_the_cache_in_service() -> None:
-    h = House(1)
+    h = Harness(1)
     h.hold("node-0")
     h.place(Ask("r1", S, "m", pin="node-0/0"), 0.0)
     h.worker_left("node-0/0", 1.0)
@@ -119,7 +132,7 @@ def test_a_worker_that_dies_leaves_its_nodes_other_device_and_the_cache_in_servi
 
 
 def test_a_store_that_leaves_takes_its_devices_and_no_others_until_it_is_back() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0")
     h.store_left("node-0")
     assert h.states() == {"node-0/0": "absent", "node-0/1": "absent", "node-1/0": "serving", "node-1/1": "serving"}
@@ -130,7 +143,7 @@ def test_a_store_that_leaves_takes_its_devices_and_no_others_until_it_is_back() 
 
 
 def test_a_silent_device_dies_alone_and_what_its_node_holds_is_lost_with_the_last_one() -> None:
-    h = House(1)
+    h = Harness(1)
     h.hold("node-0")
     late = DEAD_AFTER_S + 1.0
     h.busy("node-0/1", 0.0, now=late - 0.5)
@@ -143,7 +156,7 @@ def test_a_silent_device_dies_alone_and_what_its_node_holds_is_lost_with_the_las
 
 
 def test_one_device_drains_and_the_other_takes_its_turns() -> None:
-    h = House(1)
+    h = Harness(1)
     h.fleet.drain("node-0/1")
     assert h.states() == {"node-0/0": "serving", "node-0/1": "draining"}
     assert {h.place(Ask(f"r{n}", SessionKey("t", f"s{n}"), "m"), 0.0).node for n in range(20)} == {"node-0/0"}
@@ -154,7 +167,10 @@ def test_devices_that_have_not_come_are_starting() -> None:
     h.fleet.add("node-0", 2)
     h.fleet.worker_joined("node-0/1", "w", (MODEL,), 0.0)
     h.fleet.store_joined("node-0", "s")
-    assert {name: d.state(0.0) for name, d in h.fleet.devices.items()} == {"node-0/0": "starting", "node-0/1": "serving"}
+    assert {name: d.state(0.0) for name, d in h.fleet.devices.items()} == {
+        "node-0/0": "starting",
+        "node-0/1": "serving",
+    }
     assert h.place(Ask("r", S, "m"), 0.0).node == "node-0/1"
 
 
@@ -162,7 +178,7 @@ def test_devices_that_have_not_come_are_starting() -> None:
 
 
 def test_a_pin_to_a_node_means_its_best_device_and_one_to_a_device_that_one() -> None:
-    h = House()
+    h = Harness()
     h.busy("node-1/0", 5.0)
     assert h.place(Ask("r1", S, "m", pin="node-1"), 0.0).node == "node-1/1"
     assert h.place(Ask("r2", S, "m", pin="node-1/0"), 0.0).node == "node-1/0"
@@ -179,7 +195,7 @@ def test_a_pin_to_a_node_means_its_best_device_and_one_to_a_device_that_one() ->
 
 
 def test_a_hint_is_for_a_device_and_its_turn_leaves_that_only_for_one_with_less_to_do() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0")
     (command,) = h.advise(hint(), 0.0)
     assert isinstance(command, Prefetch) and node_of(command.node) == "node-0" and command.sources == ()
@@ -187,7 +203,7 @@ def test_a_hint_is_for_a_device_and_its_turn_leaves_that_only_for_one_with_less_
     assert h.advise(hint(pin="node-0", advisory_id="a2"), 0.0) == [], "it is on that node already"
     placed = h.place(Ask("r1", S, "m"), 1.0)
     assert placed.node == command.node and placed.advised
-    h.fleet.loaded(command.node, Load(), [], ["r1"], 2.0)
+    h.fleet.loaded(command.node, LoadReport(), [], ["r1"], 2.0)
     assert [c.node for c in h.advise(hint(), 2.0)] == [command.node]
     h.busy(command.node, 0.5, now=2.0)
     placed = h.place(Ask("r2", S, "m"), 3.0)
@@ -195,7 +211,7 @@ def test_a_hint_is_for_a_device_and_its_turn_leaves_that_only_for_one_with_less_
 
 
 def test_the_cache_that_a_hint_brings_is_on_its_way_to_every_device_of_the_node() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0")
     h.busy("node-0/0", 30.0)
     h.busy("node-0/1", 30.0)
@@ -208,7 +224,7 @@ def test_the_cache_that_a_hint_brings_is_on_its_way_to_every_device_of_the_node(
 
 
 def test_a_hint_whose_device_is_gone_moves_to_the_nodes_other_one() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0")
     (command,) = h.advise(hint(), 0.0)
     other = next(name for name in ("node-0/0", "node-0/1") if name != command.node)

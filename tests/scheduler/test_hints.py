@@ -14,17 +14,19 @@ from contracts.turn_times import Phase
 from scheduler.core.advisories import Advisories, Hint, Pending, in_order, merged
 from scheduler.core.control import Ask, Command, Control, Prefetch, Settings, Withdraw
 from scheduler.core.decisions import KEPT_OF_ONE, Decision, Decisions
-from scheduler.core.fleet import Load, Rates
+from scheduler.core.fleet import LoadReport, Rates
 from scheduler.core.moves import LOOKS, MOVES
 from scheduler.core.trust import DOUBT_PRIORITY, Trust, Worth
-from tests.scheduler.test_core import MODEL, House, S, hint
+from tests.scheduler.test_core import MODEL, Harness, S, hint
 
 
 def session(name: object) -> SessionKey:
     return SessionKey("t", f"s{name}")
 
 
-def advise(h: Control, now: float, key: SessionKey = S, ttl_s: float = 60.0, lead_s: float | None = None, **more: Any) -> list[Command]:
+def advise(
+    h: Control, now: float, key: SessionKey = S, ttl_s: float = 60.0, lead_s: float | None = None, **more: Any
+) -> list[Command]:
     arrival_s = None if lead_s is None else now + lead_s
     expires_s = (now if arrival_s is None else arrival_s) + ttl_s
     return h.advise(hint(key, f"a{key}{now}", arrival_s=arrival_s, expires_s=expires_s, **more), now)
@@ -33,14 +35,14 @@ def advise(h: Control, now: float, key: SessionKey = S, ttl_s: float = 60.0, lea
 def alive(h: Control, now: float, **work: float) -> None:
     """Every node reports; those that are named (node_0=3.0) so much work."""
     for name in h.fleet.devices:
-        h.fleet.loaded(name, Load(outstanding_s=work.get(name.replace("-", "_"), 0.0)), [], [], now)
+        h.fleet.loaded(name, LoadReport(outstanding_s=work.get(name.replace("-", "_"), 0.0)), [], [], now)
 
 
 # ---- one session, several hints
 
 
 def test_a_user_who_types_for_minutes_sends_for_the_cache_once_and_then_only_as_its_rank_runs_out() -> None:
-    h, told = House(), []
+    h, told = Harness(), []
     for beat in range(60):
         now = 4.0 * beat
         alive(h, now)
@@ -48,14 +50,16 @@ def test_a_user_who_types_for_minutes_sends_for_the_cache_once_and_then_only_as_
         h.validate()
     assert all(isinstance(c, Prefetch) for _, c in told) and len({c.node for _, c in told}) == 1
     times = [now for now, _ in told]
-    assert times[0] == 0.0 and len(times) <= 240 / 30 + 1, "a command for each half of a life of 60 s, not for each of 60 hints"
+    assert times[0] == 0.0 and len(times) <= 240 / 30 + 1, (
+        "a command for each half of a life of 60 s, not for each of 60 hints"
+    )
     gaps = [later - sooner for sooner, later in pairwise(times)]
     assert max(gaps) < 60.0, "the store's rank never runs out meanwhile"
     assert h.hints == {"full": len(times), "known": 60 - len(times)}
 
 
 def test_a_store_is_told_again_of_more_urgency_or_of_an_earlier_arrival_but_not_of_a_later_one() -> None:
-    h = House()
+    h = Harness()
     assert len(advise(h, 0.0, lead_s=20.0)) == 1
     assert not advise(h, 0.0, lead_s=30.0) and not advise(h, 0.0, lead_s=19.5)
     (sooner,) = advise(h, 0.0, lead_s=10.0)
@@ -68,13 +72,15 @@ def test_a_store_is_told_again_of_more_urgency_or_of_an_earlier_arrival_but_not_
 def test_hints_of_one_session_merge_to_the_earliest_the_most_urgent_and_the_longest() -> None:
     old = hint(arrival_s=10.0, expires_s=100.0, priority=3, pin="node-1", model="m")
     new = hint(advisory_id="a2", arrival_s=20.0, expires_s=50.0, priority=-1, model="")
-    assert merged(old, new, 5.0) == hint(advisory_id="a2", arrival_s=10.0, expires_s=100.0, priority=-1, pin="node-1", model="m")
+    assert merged(old, new, 5.0) == hint(
+        advisory_id="a2", arrival_s=10.0, expires_s=100.0, priority=-1, pin="node-1", model="m"
+    )
     assert merged(old, new, 15.0).arrival_s == 20.0, "what was expected before has not happened"
     assert merged(new, hint(arrival_s=None), 25.0).arrival_s is None
 
 
 def test_a_second_hint_stays_with_the_first_ones_node_unless_that_is_gone() -> None:
-    h = House()
+    h = Harness()
     advise(h, 0.0)
     first = h.advisories.get(S)
     assert first is not None
@@ -100,7 +106,7 @@ def test_hints_that_come_together_are_placed_by_urgency_then_by_expected_arrival
 
 
 def test_a_sessions_own_hint_does_not_drive_its_turn_away() -> None:
-    h = House()
+    h = Harness()
     h.fleet.request_s = 10.0
     advise(h, 0.0)
     pending = h.advisories.get(S)
@@ -109,20 +115,20 @@ def test_a_sessions_own_hint_does_not_drive_its_turn_away() -> None:
     h.validate()
 
 
-def queue(h: House, node: str, requests: int) -> None:
+def queue(h: Harness, node: str, requests: int) -> None:
     """So many requests were placed there, of which nothing was reported yet."""
     for number in range(requests):
         h.fleet.placed(node, f"queued-{number}", 0.0)
 
 
-def announce(h: House, node: str, hints: int) -> None:
+def announce(h: Harness, node: str, hints: int) -> None:
     """So many other sessions have hints there."""
     for number in range(hints):
         h.advisories.place(Pending(hint(session(f"other-{number}"), f"o{number}"), node, 0.0))
 
 
 def test_a_hint_with_little_time_goes_where_the_cache_can_be_by_then() -> None:
-    h = House()
+    h = Harness()
     h.fleet.request_s = 0.05
     h.hold("node-0", 960)  # 0.1 s on the link
     announce(h, "node-0", 8)
@@ -134,14 +140,16 @@ def test_a_hint_with_little_time_goes_where_the_cache_can_be_by_then() -> None:
 
 
 def test_a_turn_that_comes_right_after_its_hint_does_not_take_the_cache_for_there() -> None:
-    h = House()
+    h = Harness()
     h.hold("node-0", 960)
     h.fleet.request_s = 0.05
     queue(h, "node-0", 7)
     announce(h, "node-0", 8)
     advise(h, 0.0)
-    assert h.place(Ask("r2", S, "m"), 0.01).node == "node-0", "0.09 s of loading are left, counted eight times, and the queue is 0.35 s"
-    h = House()
+    assert h.place(Ask("r2", S, "m"), 0.01).node == "node-0", (
+        "0.09 s of loading are left, counted eight times, and the queue is 0.35 s"
+    )
+    h = Harness()
     h.hold("node-0", 960)
     h.fleet.request_s = 0.05
     queue(h, "node-0", 7)
@@ -206,7 +214,7 @@ def test_a_chance_is_a_chance_and_no_caller_is_worth_more_than_its_tenant(ends: 
 
 
 def test_hints_that_are_renewed_for_ever_are_found_out() -> None:
-    h = House()
+    h = Harness()
     for beat in range(700):
         now = 4.0 * beat
         alive(h, now)
@@ -217,16 +225,16 @@ def test_hints_that_are_renewed_for_ever_are_found_out() -> None:
     assert h.trust.worth("t", "honest") is Worth.FULL
 
 
-def flooded() -> House:
+def flooded() -> Harness:
     """A fleet, and a tenant's address whose hints never come true."""
-    h = House()
+    h = Harness()
     for _ in range(150):
         h.trust.ended("t", "liar", 0.0)
     return h
 
 
 def test_a_hint_of_a_doubtful_caller_is_sent_behind_those_of_others_and_one_of_a_liar_is_only_remembered() -> None:
-    h = House()
+    h = Harness()
     while h.trust.worth("t", "liar") is Worth.FULL:
         h.trust.ended("t", "liar", 0.0)
     (behind,) = advise(h, 0.0, address="liar", priority=-3)
@@ -241,7 +249,7 @@ def test_a_hint_of_a_doubtful_caller_is_sent_behind_those_of_others_and_one_of_a
 
 
 def test_a_liars_turn_is_placed_as_everybodys() -> None:
-    h, honest = flooded(), House()
+    h, honest = flooded(), Harness()
     for one in (h, honest):
         one.hold("node-0", 960)
         alive(one, 0.0, node_0=0.05)
@@ -269,9 +277,9 @@ def test_a_flood_is_followed_as_far_as_the_budget_goes() -> None:
 # ---- moving
 
 
-def busy(work_s: float, *, lead_s: float | None = None, rates: Rates | None = None) -> tuple[House, str, str]:
+def busy(work_s: float, *, lead_s: float | None = None, rates: Rates | None = None) -> tuple[Harness, str, str]:
     """A hint, whose node then gets so much work; the node and the other one."""
-    h = House()
+    h = Harness()
     for name in h.fleet.devices:
         h.fleet.worker_joined(name, "w", (MODEL,), 0.0, rates)
     h.hold("node-0", 960)
@@ -301,14 +309,14 @@ def test_a_hint_stays_when_its_cache_would_be_late_elsewhere_unless_its_node_is_
 
 
 def test_a_pinned_hint_never_moves() -> None:
-    h = House()
+    h = Harness()
     advise(h, 0.0, pin="node-0")
     h.worker_left("node-0")
     assert h.tick(1.0) == []
 
 
 def test_a_doubtful_callers_hint_stays_behind_where_it_moves_to() -> None:
-    h = House()
+    h = Harness()
     while h.trust.worth("t", "liar") is Worth.FULL:
         h.trust.ended("t", "liar", 0.0)
     (first,) = advise(h, 0.0, address="liar")
@@ -318,7 +326,7 @@ def test_a_doubtful_callers_hint_stays_behind_where_it_moves_to() -> None:
 
 
 def test_few_hints_are_looked_at_each_time_and_all_after_a_while() -> None:
-    h = House(3)
+    h = Harness(3)
     for i in range(5 * LOOKS):
         advise(h, 0.0, session(i), pin="" if i else "node-0")
     here = max(h.fleet.devices, key=h.advisories.on_node)
@@ -335,7 +343,7 @@ def test_few_hints_are_looked_at_each_time_and_all_after_a_while() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 30)), min_size=1, max_size=40))
 @settings(max_examples=100, deadline=None)
 def test_a_hint_moves_twice_at_most_and_never_back(loads: list[tuple[int, float]]) -> None:
-    h = House(3)
+    h = Harness(3)
     advise(h, 0.0, ttl_s=1e6)
     path = [p.node for p in [h.advisories.get(S)] if p is not None]
     for step, (node, work) in enumerate(loads):
@@ -381,7 +389,9 @@ def test_where_a_turns_time_went_joins_its_decision_and_nothing_else() -> None:
     for what, request_id in (("hint", ""), ("turn", "r1"), ("turn", "r2")):
         kept.note(S, Decision(what, 1.0, "node-0", request_id=request_id))
     assert kept.timed(S, "r1", {Phase.QUEUE: 1.0}, {Phase.DECODE: 2.0})
-    assert not kept.timed(S, "r3", {}, {}) and not kept.timed(S, "", {}, {}) and not kept.timed(session(7), "r1", {}, {})
+    assert (
+        not kept.timed(S, "r3", {}, {}) and not kept.timed(S, "", {}, {}) and not kept.timed(session(7), "r1", {}, {})
+    )
     assert [d.until_first_s for d in kept.of(S)] == [{}, {Phase.QUEUE: 1.0}, {}]
     assert kept.of(S)[1].after_s == {Phase.DECODE: 2.0} and len(kept) == 3
     kept.validate()

@@ -50,7 +50,7 @@ def test_a_page_by_id_begins_after_a_session_that_is_gone_and_the_other_order_sa
     assert page(of, 2, "s0004", by_id=False) == ["unknown"]
 
 
-def test_a_scheduler_that_was_restarted_learns_of_an_erasure_from_a_store_that_goes_on_with_it_and_everybody_owes_it() -> None:
+def test_a_restarted_scheduler_learns_of_an_erasure_from_a_store_that_goes_on_with_it_and_everybody_owes_it() -> None:
     e = Erasures()
     assert e.heard("node-1", S, LEFT, ["node-0", "node-1", "node-2"]) == ["node-0", "node-2"]
     assert e.get(S) is not None and e.owed_by("node-2") == [(S, 3)]

@@ -13,7 +13,7 @@ from contracts.workflow import Hop
 from scheduler.core.attached import Attached, Stream
 from scheduler.core.control import Ask, Control, Prefetch, Settings, Withdraw
 from scheduler.core.directory import Held, Report
-from scheduler.core.fleet import Load
+from scheduler.core.fleet import LoadReport
 from scheduler.core.policies import POLICIES
 from tests.scheduler.test_core import MODEL, TOKEN_BYTES, hint
 
@@ -45,11 +45,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += dt
         for command in self.core.tick(self.now):
             assert isinstance(command, Withdraw) or command.node in self.core.fleet.devices
-            pending = self.core.advisories.get(command.session if isinstance(command, Withdraw) else command.hint.session)
+            pending = self.core.advisories.get(
+                command.session if isinstance(command, Withdraw) else command.hint.session
+            )
             assert pending is not None and (command.node == pending.node) == isinstance(command, Prefetch)
 
     @rule(
-        session=sessions, request=requests, priority=st.integers(-20, 20), policy=st.sampled_from(sorted(POLICIES)), avoid=st.sets(devices)
+        session=sessions,
+        request=requests,
+        priority=st.integers(-20, 20),
+        policy=st.sampled_from(sorted(POLICIES)),
+        avoid=st.sets(devices),
     )
     def place(self, session: SessionKey, request: str, priority: int, policy: str, avoid: set[str]) -> None:
         self.core.settings = Settings(POLICIES[policy])
@@ -76,7 +82,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A request of an agent: its next hops are hinted, and nobody's own hint is replaced."""
         self.hints += 1
         hop = Hop("w", agent, run, tuple(f"h{i}" for i in ended))
-        own = {p.session for node in DEVICES for p in self.core.advisories.of_node(node) if not p.hint.caller} - {session}
+        own = {p.session for node in DEVICES for p in self.core.advisories.of_node(node) if not p.hint.caller} - {
+            session
+        }
         try:
             placed = self.core.place(Ask(f"h{self.hints}", session, "m", priority, hop=hop), self.now)
         except RequestError:
@@ -121,10 +129,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         commands = self.core.withdraw(session, session.tenant, "")
         assert (commands is None) == (known is None)
 
-    @rule(node=devices, here=st.sets(requests), done=st.lists(requests), seconds=st.floats(0, 50), number=st.integers(0, 5))
+    @rule(
+        node=devices,
+        here=st.sets(requests),
+        done=st.lists(requests),
+        seconds=st.floats(0, 50),
+        number=st.integers(0, 5),
+    )
     def report(self, node: str, here: set[str], done: list[str], seconds: float, number: int) -> None:
         """Reports come twice, late and in any order; and two nodes may claim one request."""
-        load = Load(outstanding_s=seconds, by_priority={-1: seconds / 2, 5: seconds / 2}, hbm_pages_total=100, hbm_pages_free=number)
+        load = LoadReport(
+            outstanding_s=seconds,
+            by_priority={-1: seconds / 2, 5: seconds / 2},
+            hbm_pages_total=100,
+            hbm_pages_free=number,
+        )
         self.core.fleet.loaded(node, load, sorted(here), done, self.now, number)
 
     @rule(node=devices, leaves=st.booleans(), drains=st.booleans())
@@ -150,7 +169,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         number=st.integers(0, 5),
         knows=st.booleans(),
     )
-    def held(self, node: str, told: list[tuple[SessionKey, int, int, float]], full: bool, number: int, knows: bool) -> None:
+    def held(
+        self, node: str, told: list[tuple[SessionKey, int, int, float]], full: bool, number: int, knows: bool
+    ) -> None:
         """Reports of stores, too, come twice, late and in any order; each node's clock may be off by an hour."""
         before = self.core.fleet.nodes[node].held_number
         sizes = {s.key: (s.model, s.tokens, dict(s.holders)) for s in self.core.directory}
@@ -178,7 +199,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Of one process, the stream with the highest number counts; at most one of a node does."""
         stream = Stream(node, instance, connection)
         late = any(
-            s.name == node and s.instance == instance and s.connection > connection and self.attached.counts(s) for s in self.streams
+            s.name == node and s.instance == instance and s.connection > connection and self.attached.counts(s)
+            for s in self.streams
         )
         assert self.attached.join(stream) == (not late)
         self.streams.append(stream)

@@ -13,23 +13,25 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from contracts.ids import SessionKey
-from runtime.config import load_config
+from runtime.config_file import load_config
 from scheduler.core.control import Ask
 from scheduler.metrics import METRICS_PORT, SchedulerMetrics, metrics_port
-from tests.scheduler.test_core import House, hint
+from tests.scheduler.test_core import Harness, hint
 
 ROOT = Path(__file__).parents[2]
 
 
-def shown(h: House) -> dict[str, float]:
+def shown(h: Harness) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(SchedulerMetrics(h))
-    lines = [line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    lines = [
+        line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")
+    ]
     return {name.removeprefix("upbeat_scheduler_"): float(value) for name, value in lines}
 
 
 def test_what_was_done_about_hints_and_turns_is_counted() -> None:
-    h = House(3)
+    h = Harness(3)
     h.worker_left("node-2")
     h.hold("node-0", 960)
     for name in ("a", "a", "b", "c"):
@@ -54,7 +56,8 @@ def test_what_was_done_about_hints_and_turns_is_counted() -> None:
 
 def test_a_port_that_another_service_of_the_deployment_has_is_left_to_it() -> None:
     config = load_config(
-        None, {"scheduler": {"port": 9000, "count": 11}, "nodes": {"count": 2, "base_port": 9015}, "gateway": {"port": 8999}}
+        None,
+        {"scheduler": {"port": 9000, "count": 11}, "nodes": {"count": 2, "base_port": 9015}, "gateway": {"port": 8999}},
     )
     assert [metrics_port(config, 9000 + n) for n in (0, 1, 4, 5, 9, 10)] == [None, 9011, 9014, None, None, 9020]
 
@@ -62,8 +65,12 @@ def test_a_port_that_another_service_of_the_deployment_has_is_left_to_it() -> No
 def test_a_schedulers_process_shows_them(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     port = free_ports(METRICS_PORT + 1)
     config = tmp_path / "config.yaml"
-    config.write_text(f"scheduler: {{port: {port}}}\nnodes: {{count: 1, base_port: 61000}}\ndata: {tmp_path / 'data'}\n")
-    process = subprocess.Popen([sys.executable, "-m", "scheduler", "--config", str(config)], cwd=ROOT, stderr=subprocess.PIPE)
+    config.write_text(
+        f"scheduler: {{port: {port}}}\nnodes: {{count: 1, base_port: 61000}}\ndata: {tmp_path / 'data'}\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scheduler", "--config", str(config)], cwd=ROOT, stderr=subprocess.PIPE
+    )
     try:
         deadline = time.monotonic() + 60
         while True:
@@ -77,6 +84,12 @@ def test_a_schedulers_process_shows_them(tmp_path: Path, free_ports: Callable[[i
     finally:
         process.terminate()
         process.communicate(timeout=30)
-    for name in ("decision_seconds_bucket", "decisions_total", "hint_outcomes_total", "expected_arrivals", "refused_total"):
+    for name in (
+        "decision_seconds_bucket",
+        "decisions_total",
+        "hint_outcomes_total",
+        "expected_arrivals",
+        "refused_total",
+    ):
         assert f"upbeat_scheduler_{name}" in text
     assert 'upbeat_scheduler_nodes{state="serving"} 0.0' in text

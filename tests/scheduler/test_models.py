@@ -17,9 +17,9 @@ from scheduler.convert import load_from_wire, loads_to_wire, model_to_wire, mode
 from scheduler.core import snapshot, terms
 from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
 from scheduler.core.directory import Held
-from scheduler.core.fleet import Load
+from scheduler.core.fleet import LoadReport
 from scheduler.core.models import ModelLoad
-from scheduler.core.snapshot import Snapshot, Turn
+from scheduler.core.snapshot import PlacementRequest, Snapshot
 from tests.scheduler.test_core import MODEL, S, hint
 
 A, B = replace(MODEL, name="a"), replace(MODEL, name="b", shape=replace(MODEL.shape, layers=12))
@@ -47,7 +47,7 @@ class Mixed(Control):
 
 def test_a_turn_goes_to_a_node_of_its_model_whatever_the_others_have_to_do() -> None:
     h = Mixed()
-    h.fleet.loaded("node-2", Load(outstanding_s=100.0), [], [], 0.0)
+    h.fleet.loaded("node-2", LoadReport(outstanding_s=100.0), [], [], 0.0)
     assert {h.asks("a", SessionKey("t", f"s{n}")) for n in range(20)} == {"node-0", "node-1"}
     assert {h.asks("b", SessionKey("t", f"s{n}")) for n in range(20)} == {"node-2"}
     h.validate()
@@ -69,9 +69,9 @@ def test_a_registered_model_that_nobody_has_is_not_active_and_any_other_does_not
 @pytest.mark.parametrize("state", [ModelState.COLD, ModelState.LOADING, ModelState.DRAINING])
 def test_a_node_that_does_not_have_the_model_active_gets_none_of_its_turns(state: ModelState) -> None:
     h = Mixed()
-    h.fleet.loaded("node-0", Load(models={"a": ModelLoad(state)}), [], [], 0.0)
+    h.fleet.loaded("node-0", LoadReport(models={"a": ModelLoad(state)}), [], [], 0.0)
     assert {h.asks("a", SessionKey("t", f"s{n}")) for n in range(10)} == {"node-1"}
-    h.fleet.loaded("node-0", Load(), [], [], 0.0)
+    h.fleet.loaded("node-0", LoadReport(), [], [], 0.0)
     assert "node-0" in {h.asks("a", SessionKey("t", f"s{n}")) for n in range(10)}
 
 
@@ -86,8 +86,8 @@ def test_a_worker_that_comes_back_with_another_model_no_longer_has_the_first() -
 def test_memory_and_pace_are_a_models_own_on_each_node_and_in_bytes() -> None:
     h = Mixed()
     own = ModelLoad(request_s=0.5, prefill_token_s=0.25, kv_bytes_used=300, kv_bytes_limit=1000)
-    h.fleet.loaded("node-0", Load(hbm_pages_total=7, hbm_pages_free=7, models={"a": own}), [], [], 0.0)
-    h.fleet.loaded("node-2", Load(hbm_pages_total=7, hbm_pages_free=3, prefill_token_s=2.0), [], [], 0.0)
+    h.fleet.loaded("node-0", LoadReport(hbm_pages_total=7, hbm_pages_free=7, models={"a": own}), [], [], 0.0)
+    h.fleet.loaded("node-2", LoadReport(hbm_pages_total=7, hbm_pages_free=3, prefill_token_s=2.0), [], [], 0.0)
     of_a, of_b = h.see("a"), h.see("b")
     assert of_a.kv_total_bytes.tolist() == [1000.0, 0.0, 0.0] and of_a.kv_free_bytes.tolist() == [700.0, 0.0, 0.0]
     assert of_a.prefill_token_s.tolist() == [0.25, np.inf, np.inf]
@@ -99,12 +99,14 @@ def test_memory_and_pace_are_a_models_own_on_each_node_and_in_bytes() -> None:
 
 def test_a_placement_is_as_much_work_as_a_request_of_its_model() -> None:
     h = Mixed()
-    h.fleet.loaded("node-0", Load(models={"a": ModelLoad(request_s=4.0)}), [], [], 0.0)
-    h.fleet.loaded("node-2", Load(models={"b": ModelLoad(request_s=0.25)}), [], [], 0.0)
+    h.fleet.loaded("node-0", LoadReport(models={"a": ModelLoad(request_s=4.0)}), [], [], 0.0)
+    h.fleet.loaded("node-2", LoadReport(models={"b": ModelLoad(request_s=0.25)}), [], [], 0.0)
     for node, model in (("node-0", "a"), ("node-2", "b")):
         h.fleet.placed(node, f"r-{model}", 0.0, model=model)
     a_s, b_s = (h.fleet.request_s_of(model) for model in "ab")
-    assert terms.work_s(h.see("a"), Turn("a"), ROWS).tolist() == [a_s, 0.0, b_s] and a_s > 1.0 > b_s, "running means of what is reported"
+    assert terms.work_s(h.see("a"), PlacementRequest("a"), ROWS).tolist() == [a_s, 0.0, b_s] and a_s > 1.0 > b_s, (
+        "running means of what is reported"
+    )
     h.validate()
 
 
@@ -146,14 +148,17 @@ def test_a_hint_of_a_session_that_nobody_knows_is_of_use_only_where_there_is_one
 def test_a_report_is_read_and_told_to_gateways_by_model() -> None:
     wire = pb.ModelLoad(
         model="a", state=pb.MODEL_STATE_LOADING, running=1, waiting=2, outstanding_by_priority={3: 0.5}, request_s=0.25,
-        kv_bytes_used=3, kv_bytes_cached=10, kv_bytes_limit=4, layers_lent=5, idle_s=6.0, activation_s=7.0, token_rate=8.0,
+        kv_bytes_used=3, kv_bytes_cached=10, kv_bytes_limit=4, layers_lent=5, idle_s=6.0, activation_s=7.0,
+        token_rate=8.0,
     )  # fmt: skip
     h = Mixed()
     h.fleet.loaded("node-0", load_from_wire(pb.WorkerLoad(models=[wire], device_bytes_free=9)), [], [], 0.0)
     node = h.fleet.devices["node-0"]
     assert loads_to_wire(node) == [wire] and node.load.device_bytes_free == 9
     shape = shape_to_wire(A.shape)
-    info = pb.ModelInfo(name="a", shape=shape, weight_bytes=5, ttft_slo_s=0.5, tpot_slo_s=0.25, engine="native", max_tokens=10)
+    info = pb.ModelInfo(
+        name="a", shape=shape, weight_bytes=5, ttft_slo_s=0.5, tpot_slo_s=0.25, engine="native", max_tokens=10
+    )
     (model,) = models_from_wire(pb.WorkerHello(node="node-0", models=[info]))
     told = model_to_wire(model, ModelState.LOADING)
     assert (told.weight_bytes, told.ttft_slo_s, told.engine, told.state) == (5, 0.5, "native", pb.MODEL_STATE_LOADING)

@@ -1,4 +1,5 @@
-"""Placement policies of other distributions: installed for real, found by name, tried at the start, and placing turns."""
+"""Placement policies of other distributions: installed for real, found by name, tried at the start, and placing
+turns."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
 from scheduler.core.control import Ask, Control, Settings
-from scheduler.core.fleet import Load
+from scheduler.core.fleet import LoadReport
 from scheduler.core.policies import POLICIES
 from scheduler.plugins import GROUP, policy_named
 from tests.scheduler.test_core import MODEL
@@ -27,7 +28,8 @@ Install = Callable[[str, str, str], Path]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Install a distribution of one module into a directory of its own, which is on sys.path: (module, source, entry points)."""
+    """Install a distribution of one module into a directory of its own, which is on sys.path: (module, source, entry
+    points)."""
 
     def put(module: str, source: str, entries: str) -> Path:
         info = tmp_path / f"{module}-1.0.dist-info"
@@ -53,8 +55,10 @@ def test_the_documents_example_is_a_policy_and_places_by_its_terms(install: Inst
     assert [p.node for p in taken] == ["node-0"] * 2 + ["node-1"] * 2 + ["node-2"] * 2
     assert taken[0].choice.why.startswith("node-0 order=0 ")
     for i, work in enumerate((9.0, 8.0, 7.0)):
-        control.fleet.loaded(f"node-{i}", Load(outstanding_s=work), [f"r{2 * i}", f"r{2 * i + 1}"], [], 0.0)
-    assert control.place(Ask("late", SessionKey("t", "late"), "m"), 0.0).node == "node-2", "all are full: the least work"
+        control.fleet.loaded(f"node-{i}", LoadReport(outstanding_s=work), [f"r{2 * i}", f"r{2 * i + 1}"], [], 0.0)
+    assert control.place(Ask("late", SessionKey("t", "late"), "m"), 0.0).node == "node-2", (
+        "all are full: the least work"
+    )
 
 
 def test_a_name_that_nobody_brings_is_answered_with_those_that_are_there(install: Install) -> None:
@@ -77,7 +81,9 @@ def test_a_name_that_nobody_brings_is_answered_with_those_that_are_there(install
         ("def pack(snapshot, turn, rows, seed):\n    return 5\n", "bad:pack", "fails on a fleet"),
     ],
 )
-def test_a_policy_that_cannot_work_stops_the_start_and_says_why(install: Install, source: str, entry: str, said: str) -> None:
+def test_a_policy_that_cannot_work_stops_the_start_and_says_why(
+    install: Install, source: str, entry: str, said: str
+) -> None:
     install("bad", source, f"pack = {entry}")
     with pytest.raises(ConfigError, match=re.escape("scheduler.policy = 'pack' (bad:pack)")) as e:
         policy_named("pack")
@@ -88,6 +94,14 @@ def test_a_scheduler_process_with_a_wrong_name_ends_with_one_line(tmp_path: Path
     config = tmp_path / "config.yaml"
     config.write_text("scheduler: {policy: sticki}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "scheduler", "--config", str(config)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "scheduler", "--config", str(config)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    assert done.returncode == 2 and "scheduler.policy = 'sticki' does not exist; known: balanced, cache-aware" in done.stderr
+    assert (
+        done.returncode == 2
+        and "scheduler.policy = 'sticki' does not exist; known: balanced, cache-aware" in done.stderr
+    )

@@ -16,5 +16,6 @@ def test_a_scheduler_that_was_killed_is_told_everything_again() -> None:
     assert spec is not None and spec.loader is not None
     rebuild = sys.modules["rebuild"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rebuild)
-    found = rebuild.measure(nodes=20, sessions=4000, times=1)  # it returns once all nodes serve and all sessions are known
+    # it returns once all nodes serve and all sessions are known
+    found = rebuild.measure(nodes=20, sessions=4000, times=1)
     assert found["nodes"] == 20 and found["sessions"] == 4000

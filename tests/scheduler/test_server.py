@@ -20,7 +20,7 @@ from contracts.workflow import Graph, Hop
 from gateway.placing import Placing
 from runtime import rpc
 from runtime.clock import RealClock
-from runtime.config import load_config
+from runtime.config_file import load_config
 from runtime.service import Tasks
 from scheduler.core.callgraph import CallGraph
 from scheduler.core.callgraph_stored import to_stored
@@ -40,7 +40,9 @@ class FakeNode:
         self.worker: asyncio.Queue[Any] = asyncio.Queue()
         self.store: asyncio.Queue[Any] = asyncio.Queue()
         model = scheduler_pb2.ModelInfo(name="m", shape=SHAPE)
-        hello = scheduler_pb2.WorkerHello(node=name, address=f"{name}:1", models=[model], instance="1", device=device, devices=devices)
+        hello = scheduler_pb2.WorkerHello(
+            node=name, address=f"{name}:1", models=[model], instance="1", device=device, devices=devices
+        )
         self.worker.put_nowait(scheduler_pb2.WorkerReport(hello=hello))
         store = scheduler_pb2.StoreHello(node=name, address=store_address or f"{name}:2", instance="1", devices=devices)
         self.store.put_nowait(scheduler_pb2.StoreReport(hello=store))
@@ -66,7 +68,12 @@ class FakeNode:
 
     def hold(self, session: str, tokens: int) -> None:
         held = scheduler_pb2.Held(
-            session=key(session), model="m", tokens_total=tokens, tokens_here=tokens, bytes_here=tokens * 100, last_use_s=1
+            session=key(session),
+            model="m",
+            tokens_total=tokens,
+            tokens_here=tokens,
+            bytes_here=tokens * 100,
+            last_use_s=1,
         )
         self.store.put_nowait(scheduler_pb2.StoreReport(held=scheduler_pb2.HeldSessions(sessions=[held])))
 
@@ -102,11 +109,13 @@ class World:
             port = s.getsockname()[1]
         base = port + 1 if port < 60000 else 20000
         config = load_config(
-            None, {"model_name": "m", "scheduler": {"port": port}, "nodes": {"base_port": base}} | ({"data": data} if data else {})
+            None,
+            {"model_name": "m", "scheduler": {"port": port}, "nodes": {"base_port": base}}
+            | ({"data": data} if data else {}),
         )
         self.service = SchedulerService(config, Tasks())
         await self.service.start()
-        self.channel = rpc.channel(config.scheduler_address)
+        self.channel = rpc.channel(config.scheduler_addresses[0])
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.placing = Placing(self.stub)
         self.nodes = [FakeNode(self.stub, f"node-{i}") for i in range(2)]
@@ -128,7 +137,9 @@ class World:
             await self.place(f"other-{number}", f"other-{number}", pin_node=node)
 
     async def ask(self, session: str, request: str = "r", **more: Any) -> scheduler_pb2.PlaceAnswer:
-        wanted = scheduler_pb2.PlaceRequest(request_id=request, session=key(session), model=more.pop("model", "m"), **more)
+        wanted = scheduler_pb2.PlaceRequest(
+            request_id=request, session=key(session), model=more.pop("model", "m"), **more
+        )
         return await self.placing.ask(wanted, 10)
 
     async def close(self) -> None:
@@ -155,7 +166,9 @@ async def test_a_worker_whose_model_speaks_http_is_refused_with_the_reason(world
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await anext(aiter(world.stub.WorkerReports(hello())))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "token frames only" in (refused.value.details() or "")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "token frames only" in (
+        refused.value.details() or ""
+    )
     assert "node-7" not in world.service.control.fleet.nodes
 
 
@@ -167,7 +180,11 @@ async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World
     reply = await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))
     assert list(reply.nodes) == ["node-1"]
     prefetch = await world.nodes[1].command("prefetch")
-    assert prefetch.advisory.session.session_id == "s" and list(prefetch.source_nodes) == ["node-0"] and prefetch.advisory.priority == -2
+    assert (
+        prefetch.advisory.session.session_id == "s"
+        and list(prefetch.source_nodes) == ["node-0"]
+        and prefetch.advisory.priority == -2
+    )
     placement = await world.place("s", "r2")
     assert placement.advised and placement.node == "node-1" and placement.worker_address == "node-1:1"
     assert list(placement.source_nodes) == ["node-0"] and placement.kept_tokens == 640
@@ -178,7 +195,9 @@ async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World
 async def test_a_node_says_how_many_devices_it_has_and_is_told_for_which_one_a_hint_is(world: World) -> None:
     control = world.service.control
     first = FakeNode(world.stub, "node-5", device=1, devices=2)
-    await world.until(lambda: {"node-5/0", "node-5/1"} <= control.fleet.devices.keys() and control.fleet.devices["node-5/1"].serving)
+    await world.until(
+        lambda: {"node-5/0", "node-5/1"} <= control.fleet.devices.keys() and control.fleet.devices["node-5/1"].serving
+    )
     assert [d.state(0.0) for d in control.fleet.nodes["node-5"].devices] == ["starting", "serving"]
     advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1", pin_node="node-5")
     assert list((await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).nodes) == ["node-5/1"]
@@ -188,27 +207,34 @@ async def test_a_node_says_how_many_devices_it_has_and_is_told_for_which_one_a_h
     first.hold("s", 640)
     await world.until(lambda: control.directory.count("node-5") == 1)
     seen = {n.node: n for n in (await anext(aiter(world.stub.Watch(scheduler_pb2.WatchRequest())))).nodes}
-    assert [(seen[name].state, seen[name].sessions) for name in ("node-5/0", "node-5/1")] == [("starting", 1), ("serving", 1)]
+    assert [(seen[name].state, seen[name].sessions) for name in ("node-5/0", "node-5/1")] == [
+        ("starting", 1),
+        ("serving", 1),
+    ]
 
 
 @pytest.mark.parametrize(("device", "devices"), [(2, 2), (0, 17), (1, 0)])
 async def test_a_device_that_no_node_can_have_is_refused(world: World, device: int, devices: int) -> None:
     async def hello() -> AsyncIterator[scheduler_pb2.WorkerReport]:
-        yield scheduler_pb2.WorkerReport(hello=scheduler_pb2.WorkerHello(node="node-7", address="w", device=device, devices=devices))
+        yield scheduler_pb2.WorkerReport(
+            hello=scheduler_pb2.WorkerHello(node="node-7", address="w", device=device, devices=devices)
+        )
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await anext(aiter(world.stub.WorkerReports(hello())))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "node-7" not in world.service.control.fleet.nodes
+    assert (
+        refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "node-7" not in world.service.control.fleet.nodes
+    )
 
 
-async def test_a_turn_that_went_where_its_hint_was_promised_counts_there_and_is_explained(world: World) -> None:
+async def test_a_turn_that_took_its_hints_route_counts_there_and_is_explained(world: World) -> None:
     world.nodes[0].hold("s", 640)
     await world.until(lambda: len(world.service.control.directory) == 1)
     await world.burden("node-0")
     advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1")
-    (promised,) = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).placements
-    assert (promised.node, promised.worker_address, list(promised.source_nodes)) == ("node-1", "node-1:1", ["node-0"])
-    assert promised.kept_tokens == 640
+    (route,) = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).placements
+    assert (route.node, route.worker_address, list(route.source_nodes)) == ("node-1", "node-1:1", ["node-0"])
+    assert route.kept_tokens == 640
     placed = await world.place("s", "r2", pin_node="node-1", taken=True)
     assert placed.advised and "r2" in world.service.control.fleet.devices["node-1"].outstanding
     assert world.service.control.advisories.get(SessionKey("t", "s")) is None
@@ -220,9 +246,13 @@ async def test_where_a_turns_time_went_is_explained_as_far_as_it_can_be_true(wor
     await world.place("s", "r1")
     odd = {"decode": math.nan, "compute": -1.0, "queue": math.inf, "unheard-of": 1.0, "load-ssd": 1e300}
     turns = [
-        scheduler_pb2.TurnTimed(session=key("s"), request_id="r1", until_first_s={**odd, "admit": 0.5, "memory": 2.0}, after_s=odd),
+        scheduler_pb2.TurnTimed(
+            session=key("s"), request_id="r1", until_first_s={**odd, "admit": 0.5, "memory": 2.0}, after_s=odd
+        ),
         scheduler_pb2.TurnTimed(session=key("s"), request_id="r2", until_first_s={"admit": 0.5}),
-        scheduler_pb2.TurnTimed(session=common_pb2.Session(tenant="other", session_id="s"), request_id="r1", until_first_s={"admit": 9.0}),
+        scheduler_pb2.TurnTimed(
+            session=common_pb2.Session(tenant="other", session_id="s"), request_id="r1", until_first_s={"admit": 9.0}
+        ),
         *[scheduler_pb2.TurnTimed()] * MOST_TOGETHER,
         scheduler_pb2.TurnTimed(session=key("s"), request_id="r1", until_first_s={"admit": 7.0}),
     ]
@@ -231,16 +261,18 @@ async def test_where_a_turns_time_went_is_explained_as_far_as_it_can_be_true(wor
     assert (dict(turn.until_first_s), dict(turn.after_s)) == ({"admit": 0.5, "memory": 2.0}, {})
 
 
-async def test_a_hint_that_nobody_can_use_promises_nothing(world: World) -> None:
+async def test_a_hint_that_no_node_can_use_has_no_route(world: World) -> None:
     advisory = common_pb2.Advisory(session=key("s"), model_id="unknown", ttl_s=60, advisory_id="a1")
-    (promised,) = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).placements
-    assert not promised.node
+    (route,) = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).placements
+    assert not route.node
 
 
 async def test_a_withdrawn_hint_reaches_the_store_that_was_told(world: World) -> None:
     advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1")
     node = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).nodes[0]
-    reply = await world.stub.Invalidate(scheduler_pb2.InvalidateRequest(session=common_pb2.Session(tenant="t"), advisory_id="a1"))
+    reply = await world.stub.Invalidate(
+        scheduler_pb2.InvalidateRequest(session=common_pb2.Session(tenant="t"), advisory_id="a1")
+    )
     assert reply.known
     told = await world.nodes[int(node[-1])].command("invalidate")
     assert told.session_id == "s"
@@ -288,7 +320,11 @@ async def test_a_dead_node_gets_nothing_and_its_holdings_are_forgotten(world: Wo
 async def test_refusals_carry_the_error_as_the_caller_will_read_it(world: World) -> None:
     answer = await world.ask("s", model="nope")
     status, message, param, code = json.loads(answer.refused)
-    assert not answer.HasField("placed") and (status, param, code) == (404, "model", "model_not_found") and "nope" in message
+    assert (
+        not answer.HasField("placed")
+        and (status, param, code) == (404, "model", "model_not_found")
+        and "nope" in message
+    )
 
 
 async def test_a_watcher_sees_the_fleet_change(world: World) -> None:
@@ -304,9 +340,15 @@ async def test_a_watcher_sees_the_fleet_change(world: World) -> None:
 
 async def test_the_samples_of_both_processes_of_a_node_are_kept_until_the_next_ones(world: World) -> None:
     node = world.nodes[0]
-    node.worker.put_nowait(scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples={"tokens_total": 3})))
+    node.worker.put_nowait(
+        scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples={"tokens_total": 3}))
+    )
     for reads in (1.0, 2.0):
-        node.store.put_nowait(scheduler_pb2.StoreReport(metrics=scheduler_pb2.ProcessMetrics(samples={'reads_total{source="ssd"}': reads})))
+        node.store.put_nowait(
+            scheduler_pb2.StoreReport(
+                metrics=scheduler_pb2.ProcessMetrics(samples={'reads_total{source="ssd"}': reads})
+            )
+        )
     known = world.service.control.fleet.device("node-0")
     await world.until(lambda: known.worker_metrics and known.node.store_metrics == {'reads_total{source="ssd"}': 2.0})
     reply = await world.stub.Metrics(scheduler_pb2.MetricsRequest())
@@ -323,11 +365,16 @@ async def test_an_erased_session_is_unknown_and_every_store_is_told_and_confirms
         node.erased("s")
     reply = await call
     assert reply.known and reply.verified and list(reply.nodes) == ["node-0", "node-1"]
-    assert [(n.node, n.answered, n.verified) for n in reply.erasures] == [("node-0", True, True), ("node-1", True, True)]
+    assert [(n.node, n.answered, n.verified) for n in reply.erasures] == [
+        ("node-0", True, True),
+        ("node-1", True, True),
+    ]
     assert not (await world.stub.ListSessions(scheduler_pb2.ListSessionsRequest(tenant="t"))).sessions
 
 
-async def test_an_erasure_that_a_node_cannot_confirm_is_not_verified_and_is_repeated_when_the_node_is_back(world: World) -> None:
+async def test_an_erasure_that_a_node_cannot_confirm_is_not_verified_and_is_repeated_when_the_node_is_back(
+    world: World,
+) -> None:
     world.nodes[1].die()
     await world.until(lambda: "node-1" not in world.service.reports.stores)
     call = world.stub.EraseSession(scheduler_pb2.EraseSessionRequest(session=key("s")))
@@ -342,7 +389,9 @@ async def test_an_erasure_that_a_node_cannot_confirm_is_not_verified_and_is_repe
     assert (await world.nodes[1].command("erase")).session_id == "s"
     world.nodes[1].erased("s")
     world.nodes[0].erased("s")
-    await world.until(lambda: not world.service.control.erasures.owed_by("node-0") + world.service.control.erasures.owed_by("node-1"))
+    await world.until(
+        lambda: not world.service.control.erasures.owed_by("node-0") + world.service.control.erasures.owed_by("node-1")
+    )
 
 
 # ---- workflows ------------------------------------------------------------------------------------------------
@@ -373,7 +422,9 @@ async def test_a_hop_hints_the_next_one_and_a_restarted_scheduler_still_knows_th
     try:
         after = await again.stub.GetWorkflow(name)
         assert after.declared == graph and after.observed_edges == before.observed_edges
-        assert [x.name for x in (await again.stub.ListWorkflows(scheduler_pb2.ListWorkflowsRequest(tenant="t"))).workflows] == [name]
+        assert [
+            x.name for x in (await again.stub.ListWorkflows(scheduler_pb2.ListWorkflowsRequest(tenant="t"))).workflows
+        ] == [name]
         assert (await again.stub.DeleteWorkflow(name)).known and not (await again.stub.DeleteWorkflow(name)).known
         assert not (tmp_path / "workflows" / "t" / "team.json").exists()
         assert not (await again.stub.GetWorkflow(name)).name.name

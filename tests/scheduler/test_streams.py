@@ -1,4 +1,5 @@
-"""Streams that break, come back and overtake each other, over real gRPC; what a draining worker says; how often workers report."""
+"""Streams that break, come back and overtake each other, over real gRPC; what a draining worker says; how often workers
+report."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def states(world: World) -> dict[str, str]:
     return {n.name: n.state(now) for n in world.service.control.fleet.devices.values()}
 
 
-async def test_a_node_whose_streams_break_again_and_again_gets_no_work_and_no_hints_and_every_turn_is_placed(world: World) -> None:
+async def test_a_node_whose_streams_break_again_and_again_gets_no_work_and_no_hints_and_every_turn_is_placed(
+    world: World,
+) -> None:
     control, chosen, last = world.service.control, list[str](), world.nodes[1]
     for flap in range(8):
         last.die()
@@ -56,10 +59,15 @@ async def test_a_hello_that_was_overtaken_changes_nothing(world: World) -> None:
 
     held = pb.Held(session=key("s"), model="m", tokens_total=64, tokens_here=64, bytes_here=6400, last_use_s=1)
     first = world.stub.StoreReports(
-        stream(pb.StoreReport(hello=newer), pb.StoreReport(held=pb.HeldSessions(full=True, joining=True, number=1, sessions=[held])))
+        stream(
+            pb.StoreReport(hello=newer),
+            pb.StoreReport(held=pb.HeldSessions(full=True, joining=True, number=1, sessions=[held])),
+        )
     )
     await world.until(lambda: control.directory.count("node-0") == 1)
-    late = world.stub.StoreReports(stream(pb.StoreReport(hello=older), pb.StoreReport(held=pb.HeldSessions(full=True, number=1))))
+    late = world.stub.StoreReports(
+        stream(pb.StoreReport(hello=older), pb.StoreReport(held=pb.HeldSessions(full=True, number=1)))
+    )
     assert [message async for message in late] == [], "its stream is ended"
     assert control.directory.count("node-0") == 1 and control.fleet.nodes["node-0"].store_address == "new:5"
     # The one that it replaced ends now, and takes nothing away.
@@ -74,7 +82,14 @@ async def test_reports_of_sessions_that_come_twice_or_late_change_nothing(world:
     control, store = world.service.control, world.nodes[0].store
 
     def say(number: int, tokens: int, **more: Any) -> None:
-        held = pb.Held(session=key("s"), model="m", tokens_total=640, tokens_here=tokens, bytes_here=tokens * 100, last_use_s=number)
+        held = pb.Held(
+            session=key("s"),
+            model="m",
+            tokens_total=640,
+            tokens_here=tokens,
+            bytes_here=tokens * 100,
+            last_use_s=number,
+        )
         store.put_nowait(pb.StoreReport(held=pb.HeldSessions(number=number, sessions=[held], **more)))
 
     say(1, 64, full=True, joining=True)
@@ -92,7 +107,9 @@ async def test_a_worker_that_drains_is_left_alone_and_its_hint_moves(world: Worl
     advisory = {"session": key("s"), "ttl_s": 60, "advisory_id": "a"}
     (node,) = (await world.stub.Advise(pb.AdviseRequest(advisories=[advisory]))).nodes
     mine, other = world.nodes if node == "node-0" else reversed(world.nodes)
-    mine.worker.put_nowait(pb.WorkerReport(load=pb.WorkerLoad(in_flight=["running"], running=1, draining=True, number=1)))
+    mine.worker.put_nowait(
+        pb.WorkerReport(load=pb.WorkerLoad(in_flight=["running"], running=1, draining=True, number=1))
+    )
     await world.until(lambda: states(world)[mine.name] == "draining")
     assert (await other.command("prefetch")).advisory.session.session_id == "s"
     assert (await world.place("s", "r")).node == other.name

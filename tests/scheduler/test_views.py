@@ -23,7 +23,9 @@ class Store(kvstore_pb2_grpc.KvStoreServicer):
 
     async def Residency(self, request: kvstore_pb2.ResidencyRequest, context: Any) -> kvstore_pb2.ResidencyReply:
         self.asked.append(request)
-        return kvstore_pb2.ResidencyReply(known=True, tiers=[common_pb2.TierResidency(tier="dram", layer_chunks=[1, 1])])
+        return kvstore_pb2.ResidencyReply(
+            known=True, tiers=[common_pb2.TierResidency(tier="dram", layer_chunks=[1, 1])]
+        )
 
 
 @pytest.fixture
@@ -44,7 +46,9 @@ async def world() -> AsyncIterator[World]:
     await made.close()
 
 
-async def test_a_quick_look_asks_holders_and_the_hinted_node_and_a_thorough_one_everybody(world: World, stores: list[Store]) -> None:
+async def test_a_quick_look_asks_holders_and_the_hinted_node_and_a_thorough_one_everybody(
+    world: World, stores: list[Store]
+) -> None:
     nodes = [FakeNode(world.stub, f"node-{7 + i}", store.address) for i, store in enumerate(stores)]
     fleet, directory = world.service.control.fleet, world.service.control.directory
     await world.until(lambda: sum(n.serving for n in fleet.devices.values()) == 5)

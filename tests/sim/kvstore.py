@@ -1,8 +1,8 @@
 """Random scenarios for the KV store's core: `python -m tests.sim.kvstore --scenarios 100000 --seed 0 --jobs 2`.
 
-A scenario is a pure function of its seed: some nodes with tiny arenas, their workers, a blob tier, sessions of two models, a
-minute of turns, hints, erasures and faults, then quiet. Nothing wrong may be served at any time, every load ends exactly once, and
-when all is quiet nothing is pinned, reserved or waiting, and what was erased is gone.
+A scenario is a pure function of its seed: some nodes with tiny arenas, their workers, a blob tier, sessions of two
+models, a minute of turns, hints, erasures and faults, then quiet. Nothing wrong may be served at any time, every load
+ends exactly once, and when all is quiet nothing is pinned, reserved or waiting, and what was erased is gone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Scenario:
         granule = r.choice([PAGE, 2 * PAGE, 4 * PAGE])
         pages = r.choice([16, 24, 32, 64])
         limit = r.choice([1 << 15, 1 << 17])
-        self.nodes = [node(self.world, f"node-{n}", pages * PAGE, granule, limit, store) for n in range(r.choice([1, 2, 2, 3, 4]))]
+        self.nodes = [
+            node(self.world, f"node-{n}", pages * PAGE, granule, limit, store) for n in range(r.choice([1, 2, 2, 3, 4]))
+        ]
         for n in self.nodes:
             n.others = {other.name: other for other in self.nodes if other is not n}
         self.sessions = [self._session(i) for i in range(4)]
@@ -91,7 +93,9 @@ class Scenario:
         if worker is not None and session is not None:
             arrival = r.choice([0.0, 1.0, 30.0])
             lifetime = r.choice([0.5, 5.0, 60.0])
-            worker.node.handle(ev.Advised(session.key, r.randint(-1, 1), arrival, lifetime, self._sources(worker), self.world.now))
+            worker.node.handle(
+                ev.Advised(session.key, r.randint(-1, 1), arrival, lifetime, self._sources(worker), self.world.now)
+            )
 
     def _invalidate(self) -> None:
         worker, session = self._some_worker(), self._some_session()
@@ -120,7 +124,9 @@ class Scenario:
     def _fault(self) -> None:
         r = self.world.random
         node = r.choice(self.nodes)
-        r.choice([self._crash, self._lose_worker, self._cut, self._blob_away, self._disk_full])(node, r.uniform(0.1, 8.0))
+        r.choice([self._crash, self._lose_worker, self._cut, self._blob_away, self._disk_full])(
+            node, r.uniform(0.1, 8.0)
+        )
 
     def _unclean(self) -> None:
         """An erasure may not reach everything."""
@@ -214,7 +220,10 @@ class Scenario:
             for key in set(session.named) - named:
                 chunk = node.store.index.chunks.get(key)
                 if chunk is not None or key in node.ssd or key in self.world.blob.chunks:
-                    raise Wrong(f"{key[:2].hex()} of the erased {session.key} is still there: {node.name} {key in node.ssd} {chunk}")
+                    raise Wrong(
+                        f"{key[:2].hex()} of the erased {session.key} is still there: {node.name} "
+                        f"{key in node.ssd} {chunk}"
+                    )
 
 
 def run_one(seed: int, store: type[Store] = Store, node: type[SimNode] = SimNode) -> tuple[int, str]:
@@ -253,11 +262,17 @@ def main() -> int:
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # The order of sets of bytes depends on it, and a seed must mean the same everywhere.
-        os.execve(sys.executable, [sys.executable, "-m", "tests.sim.kvstore", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.sim.kvstore", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
     began = time.perf_counter()
     events, failures = run_many(args.seed, args.scenarios, args.jobs)
     seconds = time.perf_counter() - began
-    print(f"{args.scenarios} scenarios from seed {args.seed}: {events} events, {len(failures)} failures, {seconds:.1f} s")
+    print(
+        f"{args.scenarios} scenarios from seed {args.seed}: {events} events, {len(failures)} failures, {seconds:.1f} s"
+    )
     print("failed seeds: " + " ".join(str(seed) for seed, _ in failures[:50]) if failures else "nothing wrong")
     return 1 if failures else 0
 

@@ -1,7 +1,8 @@
 """A node of the simulated world: executes the instructions of the real `Store` after random delays, with random faults.
 
-What kvstore/node.py and kvstore/tiers do with bytes is done here with contents; the promises are the same: an operation on one chunk
-of a tier follows the one before it, slots of a fetch are written until FetchDone is told, and a copy is durable when it is whole.
+What kvstore/node.py and kvstore/tiers do with bytes is done here with contents; the guarantees are the same: an
+operation on one chunk of a tier follows the one before it, slots of a fetch are written until FetchDone is told, and a
+copy is durable when it is whole.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Owner(Protocol):
 class SimNode:
     """See the module. `epoch` is the life: what an earlier life began has no effect any more."""
 
-    def __init__(self, world: World, name: str, arena_bytes: int, granule_bytes: int, limit_bytes: int, make: type[Store] = Store) -> None:
+    def __init__(
+        self, world: World, name: str, arena_bytes: int, granule_bytes: int, limit_bytes: int, make: type[Store] = Store
+    ) -> None:
         self.world = world
         self.name = name
         self._sizes = (arena_bytes, granule_bytes, limit_bytes)
@@ -52,7 +55,9 @@ class SimNode:
         self.epoch += 1
         self.alive = True
         self.pages = Pages(arena_bytes)
-        self.store = self._make(f"{self.name}", arena_bytes, write_back_limit_bytes=limit_bytes, granule_bytes=granule_bytes)
+        self.store = self._make(
+            f"{self.name}", arena_bytes, write_back_limit_bytes=limit_bytes, granule_bytes=granule_bytes
+        )
         self.owners.clear()
         self.workers.clear()
         self._ends: dict[object, float] = {}
@@ -62,7 +67,8 @@ class SimNode:
         self.catch_up()
 
     def crash(self) -> None:
-        """Everything but what is durable is gone; a write that was under way may have left anything with a good header."""
+        """Everything but what is durable is gone; a write that was under way may have left anything with a good
+        header."""
         self.alive = False
         self.epoch += 1
         self.owners.clear()
@@ -76,7 +82,9 @@ class SimNode:
 
     def list_manifests(self) -> None:
         if not self.world.blob.away:
-            self.handle(ev.ManifestsListed(list(self.world.blob.manifests.values()), self.now, complete=True, wall=self.now))
+            self.handle(
+                ev.ManifestsListed(list(self.world.blob.manifests.values()), self.now, complete=True, wall=self.now)
+            )
 
     def list_old_chunks(self) -> None:
         """What a sweep of the blob tier sees: everything, as when nobody has written for the grace time."""
@@ -161,7 +169,7 @@ class SimNode:
                 self._in_order(i.manifest.session, lambda: self._put_manifest(i.manifest))
             case do.DeleteManifest():
                 self._in_order(i.session, lambda: self.world.blob.manifests.pop(i.session, None) and None)
-            case do.TellErase() if i.telling:
+            case do.TellErase() if i.notice:
                 for name in self.workers:
                     self._in_order(("told", name), partial(self._hear, name, i))
             case do.PutTombstone():
@@ -209,7 +217,7 @@ class SimNode:
         self._soon(end, 0.03)
 
     def verify(self, content: Content, checksum: int) -> bool:
-        """Whether what has come is what its source promised."""
+        """Whether the content is what its source announced."""
         return self.world.sum_of(content) == checksum
 
     def _read(self, fetch: do.Fetch, piece: do.FetchPiece, epoch_there: int) -> Content | ev.Fault:
@@ -277,7 +285,7 @@ class SimNode:
         worker = self.workers.get(name)
         if worker is not None:
             worker.erased(told.sessions)
-            self.handle(ev.EraseHeard(name, told.telling, self.now))
+            self.handle(ev.EraseHeard(name, told.notice, self.now))
 
     def _put_tombstone(self, tombstone: ev.Tombstone) -> None:
         if not self.world.blob.away:
@@ -291,8 +299,14 @@ class SimNode:
         if self.world.blob.away or self.world.chance(0.05):
             self.handle(ev.Probed(probe.load, probe.keys, [], self.now, len(probe.keys)))
             return
-        copies = {key: self.world.blob.chunks[key] for key in probe.keys if key in self.world.blob.chunks and not self.world.chance(0.05)}
-        self.handle(ev.Probed(probe.load, probe.keys, [ev.FoundCopy(k, c.shape, c.sums) for k, c in copies.items()], self.now))
+        copies = {
+            key: self.world.blob.chunks[key]
+            for key in probe.keys
+            if key in self.world.blob.chunks and not self.world.chance(0.05)
+        }
+        self.handle(
+            ev.Probed(probe.load, probe.keys, [ev.FoundCopy(k, c.shape, c.sums) for k, c in copies.items()], self.now)
+        )
 
     # ---- peers
 
@@ -320,7 +334,8 @@ class SimNode:
 
 
 class Loan:
-    """What a node lends to a reader: messages go over the link, and the pins end when the reader says so or a minute has passed."""
+    """What a node lends to a reader: messages go over the link, and the pins end when the reader says so or a minute
+    has passed."""
 
     def __init__(self, reader: SimNode, lender: SimNode, ask: do.AskPeer) -> None:
         self._reader = reader
@@ -334,7 +349,9 @@ class Loan:
         lender, ask = self._lender, self._ask
         lender.owners[self._owner] = self
         lender.world.at(60.0, lambda: lender.let_go(self._owner))
-        lender.handle(ev.LoadWanted((self._owner, "0"), ev.LoadKind.PEER, None, ask.fingerprint, ask.wants, (), 0, lender.now))
+        lender.handle(
+            ev.LoadWanted((self._owner, "0"), ev.LoadKind.PEER, None, ask.fingerprint, ask.wants, (), 0, lender.now)
+        )
 
     def answer(self, instruction: do.Instruction) -> None:
         lease = self._ask.lease

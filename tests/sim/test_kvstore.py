@@ -1,5 +1,5 @@
-"""Hundreds of random scenarios of the store's core in every run, a hundred thousand in the slow ones; and the simulator finds what
-is planted, so that its silence means something."""
+"""Hundreds of random scenarios of the store's core in every run, a hundred thousand in the slow ones; and the simulator
+finds what is planted, so that its silence means something."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def test_some_hundred_scenarios_go_well():
     assert not wrong, f"run one with: PYTHONHASHSEED=0 python -m tests.sim.kvstore --scenarios 1 --seed {min(wrong)}"
 
 
-@pytest.mark.parametrize("seed", [502788])  # a turn from before an erasure that ended after it, on a node that had not known its session
+# a turn from before an erasure that ended after it, on a node that had not known its session
+@pytest.mark.parametrize("seed", [502788])
 def test_scenarios_that_once_went_wrong_go_well(seed):
     assert not run_one(seed)[1]
 
@@ -36,7 +37,17 @@ def test_a_scenario_is_a_function_of_its_seed():
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_hundred_thousand_scenarios_go_well():
-    command = [sys.executable, "-m", "tests.sim.kvstore", "--scenarios", "100000", "--seed", "0", "--jobs", str(os.cpu_count() or 1)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.sim.kvstore",
+        "--scenarios",
+        "100000",
+        "--seed",
+        "0",
+        "--jobs",
+        str(os.cpu_count() or 1),
+    ]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -1,4 +1,5 @@
-"""A worker of the simulated world: loads, checks every piece that it is given, computes and saves the rest, and ends its turns."""
+"""A worker of the simulated world: loads, checks every piece that it is given, computes and saves the rest, and ends
+its turns."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.sim.world import World, Wrong
 class Session:
     """A conversation: its chain of keys as far as it will ever go.
 
-    erased: when it was. named: what its manifest named then, as all nodes know it. clean: nothing was away then or since.
+    erased: when it was. named: what its manifest named then, as all nodes know it. clean: nothing was away then or
+    since.
     """
 
     key: SessionKey
@@ -30,7 +32,8 @@ class Session:
 
 @dataclass
 class Turn:
-    """One load and what follows it. erased: its session was, as its worker has heard; nothing of it is kept. `got`: pieces that came."""
+    """One load and what follows it. erased: its session was, as its worker has heard; nothing of it is kept. `got`:
+    pieces that came."""
 
     session: Session
     keys: list[bytes]
@@ -71,13 +74,17 @@ class SimWorker:
             self.node.handle(ev.WorkerGone(self.name, self.world.now))
         self.attached = False
 
-    def load(self, session: Session, length: int, kind: ev.LoadKind, sources: tuple[str, ...], layers: tuple[int, ...] = ()) -> None:
+    def load(
+        self, session: Session, length: int, kind: ev.LoadKind, sources: tuple[str, ...], layers: tuple[int, ...] = ()
+    ) -> None:
         self._numbers += 1
         ident = (self.name, str(self._numbers))
         self.turns[ident] = Turn(session, session.keys[:length], kind)
         wants = [(key, layers) for key in session.keys[:length]]
         priority = self.world.random.randint(-1, 1)
-        self.node.handle(ev.LoadWanted(ident, kind, session.key, session.shape.fingerprint, wants, sources, priority, self.world.now))
+        self.node.handle(
+            ev.LoadWanted(ident, kind, session.key, session.shape.fingerprint, wants, sources, priority, self.world.now)
+        )
 
     def cancel(self, ident: ev.LoadId) -> None:
         turn = self.turns[ident]
@@ -124,7 +131,9 @@ class SimWorker:
                 assert content is not None
                 if self.world.sum_of(content) != checksum:
                     raise Wrong("a piece came with the checksum of another copy")
-            self.node.handle(ev.PiecesTaken(given.load, [(i, layer) for i, layer, _, _ in given.pieces], self.world.now))
+            self.node.handle(
+                ev.PiecesTaken(given.load, [(i, layer) for i, layer, _, _ in given.pieces], self.world.now)
+            )
 
         self.world.soon(take, 0.02)
 
@@ -133,7 +142,11 @@ class SimWorker:
         if turn.found is None or turn.ended is not None or turn.cancelled or end.usable > turn.found:
             raise Wrong("a load ended twice, before Found, after it was cancelled, or with more than was found")
         turn.ended = end.usable
-        layers = {layer for _, layer in turn.got} if turn.kind is ev.LoadKind.PREFETCH else set(range(turn.session.shape.layers))
+        layers = (
+            {layer for _, layer in turn.got}
+            if turn.kind is ev.LoadKind.PREFETCH
+            else set(range(turn.session.shape.layers))
+        )
         missing = {(i, layer) for i in range(end.usable) for layer in layers} - turn.got
         if missing and turn.kind is ev.LoadKind.DEMAND:
             raise Wrong(f"a load ended with {end.usable} usable chunks, of which {len(missing)} pieces never came")
@@ -178,7 +191,9 @@ class SimWorker:
         def end() -> None:
             if self.alive and not turn.erased:
                 s = turn.session
-                manifest = Manifest(s.key, "m", s.shape.fingerprint, list(turn.keys), 16 * len(turn.keys), self.world.now)
+                manifest = Manifest(
+                    s.key, "m", s.shape.fingerprint, list(turn.keys), 16 * len(turn.keys), self.world.now
+                )
                 self.node.handle(ev.TurnEnded(manifest, self.world.now, self.name))
 
         return end

@@ -1,7 +1,8 @@
-"""A world in virtual time for the KV store's core: the clock, the blob tier that all nodes share, links, and what counts as wrong.
+"""A world in virtual time for the KV store's core: the clock, the blob tier that all nodes share, links, and what
+counts as wrong.
 
-Bytes are tokens: the content of a piece is (key, layer, who wrote it), or SPOILED. Its checksum is a number that the world gives
-to each content it has seen, so that equal contents and only those have equal checksums.
+Bytes are tokens: the content of a piece is (key, layer, who wrote it), or SPOILED. Its checksum is a number that the
+world gives to each content it has seen, so that equal contents and only those have equal checksums.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What the processes of a stack hold, looked at again and again, and which of it only grows. Reading is in `look`; judging is pure."""
+"""What the processes of a stack hold, looked at again and again, and which of it only grows. Reading is in `look`;
+judging is pure."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from pathlib import Path
 import psutil
 
 from loadtest.stack import Stack
-from runtime.config import load_config
+from runtime.config_file import load_config
 
-#: What may be held more at the end than at the beginning: memory of its own in bytes, and as a share of what it was; the rest in pieces.
-#: Threads: the blob tier's client has a pool of its own that grows to its size within the first looks.
+#: What may be held more at the end than at the beginning: memory of its own in bytes, and as a share of what it was;
+#: the rest in pieces. Threads: the blob tier's client has a pool of its own that grows to its size within the first
+#: looks.
 MEMORY_BYTES, MEMORY_SHARE = 48 << 20, 0.15
 MOST_MORE = {"descriptors": 24, "threads": 12, "tasks": 60}
 
@@ -33,7 +35,8 @@ class Held:
 
 
 def services(stack: Stack) -> dict[str, psutil.Process]:
-    """The processes of a stack that the launcher started, by service, such as `worker-0`; those that are gone just now are missing."""
+    """The processes of a stack that the launcher started, by service, such as `worker-0`; those that are gone just now
+    are missing."""
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -49,11 +52,19 @@ def metrics(stack: Stack) -> dict[str, dict[str, float]]:
     config = load_config(stack.config_file, {"nodes": {"count": stack.nodes}})
     ports = {"gateway": stack.port, "scheduler": config.scheduler.port + 10}
     for n in range(stack.nodes):
-        ports |= {f"worker-{n}": config.nodes.base_port + 10 * n + 3, f"kvstore-{n}": config.nodes.base_port + 10 * n + 4}
+        ports |= {
+            f"worker-{n}": config.nodes.base_port + 10 * n + 3,
+            f"kvstore-{n}": config.nodes.base_port + 10 * n + 4,
+        }
     found = {}
     for service, port in ports.items():
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            lines = (re.fullmatch(r"([a-z_]+(?:\{[^}]*\})?) (\S+)", line) for line in answer.read().decode().splitlines())
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+        ):
+            lines = (
+                re.fullmatch(r"([a-z_]+(?:\{[^}]*\})?) (\S+)", line) for line in answer.read().decode().splitlines()
+            )
             found[service] = {match[1]: float(match[2]) for match in lines if match}
     return found
 
@@ -71,7 +82,8 @@ def look(stack: Stack) -> dict[str, Held]:
 
 
 def leaks(looks: Sequence[Mapping[str, Held]]) -> list[str]:
-    """What only grew over `looks`, in words: for each service whose process lived through all of them, the last third beside the first."""
+    """What only grew over `looks`, in words: for each service whose process lived through all of them, the last third
+    beside the first."""
     complaints = []
     third = max(1, len(looks) // 3)
     for service in sorted(set(looks[0]) if looks else ()):
@@ -98,7 +110,9 @@ def held_at_rest(samples: Mapping[str, Mapping[str, float]]) -> list[str]:
     complaints = []
     for service, figures in samples.items():
         for name, value in figures.items():
-            at_rest = name.startswith(("upbeat_kvstore_held", "upbeat_kvstore_queued", "upbeat_kvstore_write_back_waiting"))
+            at_rest = name.startswith(
+                ("upbeat_kvstore_held", "upbeat_kvstore_queued", "upbeat_kvstore_write_back_waiting")
+            )
             at_rest = at_rest or name in ("upbeat_gateway_active_generations", "upbeat_gateway_body_bytes")
             at_rest = at_rest or name.startswith("upbeat_worker_held")
             if at_rest and value:

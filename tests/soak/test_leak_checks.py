@@ -15,7 +15,9 @@ def run(**series: list[int]) -> list[dict[str, Held]]:
 
 def test_what_grows_all_the_time_is_a_leak() -> None:
     assert leaks(run(descriptors=list(range(40, 130, 10)))) == ["worker-0: descriptors grew from 50 to 110"]
-    assert leaks(run(memory_bytes=[(200 + 20 * i) * MIB for i in range(9)])) == ["worker-0: memory grew from 220 to 340 MiB"]
+    assert leaks(run(memory_bytes=[(200 + 20 * i) * MIB for i in range(9)])) == [
+        "worker-0: memory grew from 220 to 340 MiB"
+    ]
     assert leaks(run(tasks=[10, 10, 10, 500, 500, 500])) == ["worker-0: tasks grew from 10 to 500"]
 
 

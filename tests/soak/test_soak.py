@@ -1,12 +1,13 @@
-"""Mixed load for as long as one asks, with kills in between; then nothing may be held, nothing may have grown, and all answers were right.
+"""Mixed load for as long as one asks, with kills in between; then nothing may be held, nothing may have grown, and all
+answers were right.
 
     make soak                                       # four minutes
     UPBEAT_SOAK_MINUTES=240 make soak               # four hours
     UPBEAT_SOAK_SEED=7 make soak                    # other faults, at other times
 
-People hint early, late, for nothing, or not at all; some are urgent; teams of agents work; and a few conversations, whose answers a cold
-node gave before, are held again and again: greedy answers are the same whatever is killed. In the last part nothing is killed, and what
-the processes hold is compared with how that part began.
+Users hint early, late, for nothing, or not at all; some are urgent; teams of agents work; and a few conversations,
+whose answers a cold node gave before, are held again and again: greedy answers are the same whatever is killed. In the
+last part nothing is killed, and what the processes hold is compared with how that part began.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from loadtest.agents import TeamLengths, team_projects
 from loadtest.client import Endpoint, Outcome
 from loadtest.generate_trace import generated_requests
 from loadtest.habits import Habits
-from loadtest.people import Loop, run_load
 from loadtest.plans import PlannedSession
 from loadtest.sessions import find_sessions
 from loadtest.stack import Stack
+from loadtest.users import Loop, run_load
 from loadtest.variants import with_habits, with_priorities
 from loadtest.workload import fitting_scale, plan, salted
 from runtime.clock import RealClock
@@ -50,9 +51,9 @@ FAULTY = 0.5
 #: Seconds between two kills, at least and at most; and between two looks.
 KILL_EVERY_S, LOOK_EVERY_S = (10.0, 30.0), 3.0
 VICTIMS = ("worker-0", "worker-1", "kvstore-0", "kvstore-1", "scheduler")
-PEOPLE, TEAMS, TALKS = 6, 1, 2
-#: A request of people and agents may end with an error only where so many kills fell into its time. Who was killed so long before it
-#: counts, as it may still have been away. (Seed 7213: 1,616 requests, six kills, none failed.)
+USERS, TEAMS, TALKS = 6, 1, 2
+#: A request of users and agents may end with an error only where so many kills fell into its time. Who was killed so
+#: long before it counts, as it may still have been away. (Seed 7213: 1,616 requests, six kills, none failed.)
 KILLS_OF_A_FAILURE, BACK_S = 2, 10.0
 REST_S = 90.0
 #: Sessions that are deleted at once.
@@ -74,7 +75,7 @@ class Soak:
     failures: list[BaseException] = field(default_factory=list)
 
 
-def test_a_stack_keeps_its_promises_for_as_long_as_it_runs(tmp_path: Path) -> None:
+def test_a_stack_stays_correct_for_as_long_as_it_runs(tmp_path: Path) -> None:
     print(f"\nseed {SEED}, {MINUTES:g} minutes")
     lines = [script(seed, turns=5) for seed in range(TALKS)]
     with Stack(model=MODEL, nodes=1, cache=False, hbm_gib=0.25, dram_gib=0.25) as cold:
@@ -83,7 +84,7 @@ def test_a_stack_keeps_its_promises_for_as_long_as_it_runs(tmp_path: Path) -> No
     with Stack(model=MODEL, nodes=2, directory=tmp_path, **SIZES) as stack:
         until = time.monotonic() + seconds
         work: list[Callable[[], None]] = [
-            lambda: _people(stack, soak, seconds),
+            lambda: _users(stack, soak, seconds),
             lambda: _agents(stack, soak, seconds),
             lambda: _kills(stack, soak, until - (1 - FAULTY) * seconds),
             lambda: _looks(stack, soak, until - (1 - FAULTY) * seconds + 5.0, until),
@@ -96,7 +97,9 @@ def test_a_stack_keeps_its_promises_for_as_long_as_it_runs(tmp_path: Path) -> No
             thread.join(seconds + 300)
             assert not thread.is_alive(), "the load does not end"
         _judge(stack, soak)
-        arenas = [path for path in Path("/dev/shm").iterdir() if path.name.startswith("upbeat-") and _is_of(stack, path)]
+        arenas = [
+            path for path in Path("/dev/shm").iterdir() if path.name.startswith("upbeat-") and _is_of(stack, path)
+        ]
         pids = {service: process.pid for service, process in services(stack).items()}
         stack.stop()
         assert not [p for p in pids.values() if psutil.pid_exists(p)], f"processes outlive their stack: {pids}"
@@ -112,7 +115,9 @@ def _judge(stack: Stack, soak: Soak) -> None:
     assert not soak.failures, soak.failures
     assert not soak.wrong, soak.wrong
     assert soak.talks and len(soak.outcomes) > 10 * MINUTES and len(set(victims)) >= min(len(VICTIMS), int(MINUTES))
-    assert not (inexcusable := [o for began_s, o in failed if _kills_during(soak, began_s, o) < KILLS_OF_A_FAILURE]), inexcusable
+    assert not (inexcusable := [o for began_s, o in failed if _kills_during(soak, began_s, o) < KILLS_OF_A_FAILURE]), (
+        inexcusable
+    )
     # At rest nothing is held; the system gets the time that its timers take.
     deadline = time.monotonic() + REST_S
     while (held := held_at_rest(metrics(stack))) and time.monotonic() < deadline:
@@ -121,7 +126,10 @@ def _judge(stack: Stack, soak: Soak) -> None:
     assert set(metrics(stack)) == set(services(stack)) == {*VICTIMS, "gateway"}
     assert len(soak.looks) >= 6 and set(soak.looks[-1]) == {*VICTIMS, "gateway"}
     for service, last in sorted(soak.looks[-1].items()):
-        print(f"  {service}: {last.memory_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads, {last.tasks} tasks")
+        print(
+            f"  {service}: {last.memory_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads, "
+            f"{last.tasks} tasks"
+        )
     assert not (grown := leaks(soak.looks)), grown
     _erase_everything(stack)
 
@@ -162,7 +170,7 @@ def _guarded(soak: Soak, doing: Callable[[], None]) -> None:
         raise
 
 
-def _people(stack: Stack, soak: Soak, seconds: float) -> None:
+def _users(stack: Stack, soak: Soak, seconds: float) -> None:
     sessions = find_sessions(generated_requests(400, SEED, burstiness=0.4, lengths="zipf", mean_prompt_tokens=6000))
     scale = fitting_scale(sessions, 3000, 40)
     planned: list[PlannedSession] = []
@@ -170,7 +178,7 @@ def _people(stack: Stack, soak: Soak, seconds: float) -> None:
         planned += plan(salted(sessions, salt), length_scale=scale, time_scale=0.1, seed=SEED, max_answer_tokens=40)
     habits = Habits(missed=0.1, late=0.2, late_s=3.0, early=0.1, spurious=0.4)
     planned = with_priorities(with_habits(planned, habits, SEED, 0.1), 0.1, SEED)
-    _hold(stack, soak, planned, Loop(PEOPLE, seconds, 2.0, SEED))
+    _hold(stack, soak, planned, Loop(USERS, seconds, 2.0, SEED))
 
 
 def _agents(stack: Stack, soak: Soak, seconds: float) -> None:
@@ -180,7 +188,13 @@ def _agents(stack: Stack, soak: Soak, seconds: float) -> None:
 
 def _hold(stack: Stack, soak: Soak, planned: list[PlannedSession], loop: Loop) -> None:
     endpoint = Endpoint(
-        stack.url, stack.model_name(), hints=True, priorities=True, workflows=True, body={"ignore_eos": True}, timeout_s=120
+        stack.url,
+        stack.model_name(),
+        hints=True,
+        priorities=True,
+        workflows=True,
+        body={"ignore_eos": True},
+        timeout_s=120,
     )
     clock = RealClock()
     began_s = clock.now()
@@ -197,7 +211,8 @@ def _talk(stack: Stack, soak: Soak, number: int, lines: list[str], expected: lis
         chat = Chat(stack.url, name)
         for line, answer in zip(lines, expected, strict=True):
             before = list(chat.messages)
-            for attempt in range(3):  # a request may be lost with what served it; one that is answered is answered rightly
+            # a request may be lost with what served it; one that is answered is answered rightly
+            for attempt in range(3):
                 chat.messages = list(before)
                 try:
                     text = chat.say(line).text
@@ -242,7 +257,7 @@ def _said(chat: Chat, lines: list[str]) -> list:
 
 
 def _is_of(stack: Stack, path: Path) -> bool:
-    from runtime.config import load_config
+    from runtime.config_file import load_config
     from storelink.arena_sharing import arenas_of
 
     config = load_config(None, {"data": str(stack.data), "nodes": {"count": stack.nodes}})

@@ -8,7 +8,11 @@ import pkgutil
 import contracts
 import storelink
 
-names = [found.name for package in (contracts, storelink) for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+names = [
+    found.name
+    for package in (contracts, storelink)
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+]
 for name in names:
     importlib.import_module(name)
 print(len(names))

@@ -13,17 +13,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 #: `tests` is what the test itself runs.
-ALLOWED = frozenset({*sys.stdlib_module_names, "contracts", "storelink", "grpc", "google", "blake3", "msgpack", "tests"})
+ALLOWED = frozenset(
+    {*sys.stdlib_module_names, "contracts", "storelink", "grpc", "google", "blake3", "msgpack", "tests"}
+)
 
 
 class OnlyThese(MetaPathFinder):
     """Refuses every other module by its first name."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """None, so that others find it. Raises ImportError for what is not allowed."""
         # grpc brings typing_extensions along, which annotates it and does nothing.
         if fullname.partition(".")[0] not in ALLOWED | {"typing_extensions"}:
-            raise ImportError(f"{fullname} is not there in other people's engines")
+            raise ImportError(f"{fullname} is not there in others' engines")
         return None
 
 

@@ -1,7 +1,7 @@
 """An engine of nothing but chunks: saves what it is told to, loads it again, and says what came.
 
-`python -m tests.storelink.plain_client ADDRESS`: two chunks whose pieces are a latent a token, with an adapter in their keys. Exits with an
-error when a byte is not what was saved.
+`python -m tests.storelink.plain_client ADDRESS`: two chunks whose pieces are a latent a token, with an adapter in their
+keys. Exits with an error when a byte is not what was saved.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class PlainClient:
     async def load(self, keys: list[bytes]) -> dict[tuple[int, int], bytes]:
         """What came, by chunk and layer; all of it, or AssertionError."""
         chunks = [pb.ChunkWant(key=key) for key in keys]
-        wanted = pb.LoadRequest(load_id=1, session=session_to_wire(SESSION), fingerprint=SHAPE.fingerprint, chunks=chunks)
+        wanted = pb.LoadRequest(
+            load_id=1, session=session_to_wire(SESSION), fingerprint=SHAPE.fingerprint, chunks=chunks
+        )
         self.link.send(pb.WorkerToStore(load=wanted))
         found = (await self.heard.get()).found
         missing = [Missing(LAYERS, Source(source)) for source in found.sources]
@@ -98,7 +100,9 @@ async def main(address: str) -> None:
     client, draw = PlainClient(address), random.Random(0)
     running = asyncio.ensure_future(client.link.run())
     assert await asyncio.wait_for(client.attached.get(), LIMIT_S)
-    keys = chunk_keys(tenant_salt(b"s" * 32, SESSION.tenant), SHAPE, list(range(2 * TOKENS + 5)), extras={0: b"adapter"})
+    keys = chunk_keys(
+        tenant_salt(b"s" * 32, SESSION.tenant), SHAPE, list(range(2 * TOKENS + 5)), extras={0: b"adapter"}
+    )
     pieces = {key: [draw.randbytes(SHAPE.piece_bytes) for _ in range(LAYERS)] for key in keys}
     await asyncio.wait_for(client.save(pieces), LIMIT_S)
     came = await asyncio.wait_for(client.load(keys), LIMIT_S)

@@ -1,4 +1,5 @@
-"""Between loading and computing again, what is clearly sooner is chosen; nothing that is estimated to be slower ever is."""
+"""Between loading and computing again, what is clearly sooner is chosen; nothing that is estimated to be slower ever
+is."""
 
 from __future__ import annotations
 
@@ -8,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storelink.core.load_plan import BELIEVED_S, LoadRate, LoadRates, Missing, Prefill, Source, estimate_s, layer_load_s, may_start, plan
+from storelink.core.load_plan import (
+    BELIEVED_S,
+    LoadRate,
+    LoadRates,
+    Missing,
+    Prefill,
+    Source,
+    estimate_s,
+    layer_load_s,
+    may_start,
+    plan,
+)
 
 FAST, SLOW = LoadRate(0.002, 20e-6), LoadRate(0.05, 0.01)
 LAYERS = 12
@@ -71,7 +83,9 @@ def test_from_dram_on_the_ways_own_pace_counts() -> None:
 
 def test_without_overlap_times_add_up() -> None:
     load_s, compute_s = 0.002 + 93 * LAYERS * 20e-6, 50e-3
-    assert estimate_s(missing(93), 0, {Source.DRAM: FAST}, prefill(1e-3, overlap=False)) == pytest.approx(load_s + compute_s)
+    assert estimate_s(missing(93), 0, {Source.DRAM: FAST}, prefill(1e-3, overlap=False)) == pytest.approx(
+        load_s + compute_s
+    )
     assert estimate_s(missing(93), 0, {Source.DRAM: FAST}, prefill(1e-3)) == pytest.approx(compute_s + load_s / LAYERS)
 
 
@@ -99,7 +113,9 @@ prefills = st.builds(
 
 @settings(deadline=None)
 @given(stretches, rates, prefills)
-def test_no_option_is_chosen_that_is_estimated_slower(stretch: list[Missing], known: dict[Source, LoadRate], work: Prefill) -> None:
+def test_no_option_is_chosen_that_is_estimated_slower(
+    stretch: list[Missing], known: dict[Source, LoadRate], work: Prefill
+) -> None:
     found = plan(stretch, known, work)
     options = [estimate_s(stretch[:k], len(stretch) - k, known, work) for k in range(len(stretch) + 1)]
     chosen = options[found.chunks]
@@ -138,15 +154,17 @@ def test_a_seed_is_believed_until_something_is_observed_and_again_when_that_is_o
     assert known.of(Source.DRAM, 1e9) != FAST and known.of(Source.DRAM, 2e9) == FAST
 
 
-def test_a_step_starts_when_no_layer_would_be_late_by_more_than_its_patience() -> None:
-    assert not may_start(0, 12, 0.0, 1.0, patience_s=9.0)
+def test_a_step_starts_when_no_layer_would_be_late_by_more_than_is_allowed() -> None:
+    assert not may_start(0, 12, 0.0, 1.0, late_s=9.0)
     assert may_start(12, 12, 9.0, 0.0)
     assert may_start(1, 12, 0.001, 0.002) and not may_start(1, 12, 0.002, 0.001)
-    assert may_start(1, 12, 0.002, 0.001, patience_s=0.011) and not may_start(1, 12, 0.002, 0.001, patience_s=0.010)
+    assert may_start(1, 12, 0.002, 0.001, late_s=0.011) and not may_start(1, 12, 0.002, 0.001, late_s=0.010)
 
 
 def test_a_first_layer_that_came_with_the_answer_does_not_make_a_slow_tier_fast() -> None:
     rates, missing = {Source.BLOB: LoadRate(0.0, 0.5)}, [Missing(4, Source.BLOB), Missing(4, Source.BLOB)]
     assert layer_load_s(missing, rates, layers=4, ready_layers=1, elapsed_s=0.0) == pytest.approx(0.5)
     assert layer_load_s(missing, rates, layers=4, ready_layers=3, elapsed_s=3.0) == pytest.approx(1.0)
-    assert layer_load_s(missing, {}, layers=4, ready_layers=2, elapsed_s=0.1) == pytest.approx(0.05), "nothing is known but what came"
+    assert layer_load_s(missing, {}, layers=4, ready_layers=2, elapsed_s=0.1) == pytest.approx(0.05), (
+        "nothing is known but what came"
+    )

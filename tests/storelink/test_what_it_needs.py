@@ -52,7 +52,9 @@ def test_it_takes_nothing_of_the_standard_library_that_came_later() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-async def test_an_engine_made_of_it_alone_saves_and_loads_through_a_real_store(make_stack: Callable[..., Stack]) -> None:
+async def test_an_engine_made_of_it_alone_saves_and_loads_through_a_real_store(
+    make_stack: Callable[..., Stack],
+) -> None:
     stack = make_stack(nodes=1)
     stack.start(0)
     assert await only_these("tests.storelink.plain_client", stack.address(0)) == "2 chunks, 6 pieces\n"

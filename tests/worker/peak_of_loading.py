@@ -1,5 +1,5 @@
-"""`peak_of_loading.py MODEL native|torch`: prints the bytes of the model's weights, and how much more memory was resident at the most
-while it was loaded than before. A program of its own: what is resident is a process's."""
+"""`peak_of_loading.py MODEL native|torch`: prints the bytes of the model's weights, and how much more memory was
+resident at the most while it was loaded than before. A program of its own: what is resident is a process's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def main() -> None:
     torch.set_num_threads(1)
     kernels = choose_kernels(choice, load_config(directory), 64, 1)
     pool = host_memory(1 << 30, 2 << 20)
-    torch.randn(256, 256, dtype=torch.float32).bfloat16() @ torch.ones(256, 256, dtype=torch.bfloat16)  # what torch allocates at first
+    # what torch allocates at first
+    torch.randn(256, 256, dtype=torch.float32).bfloat16() @ torch.ones(256, 256, dtype=torch.bfloat16)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = resident("VmRSS")
     load_model(directory, pool, "bfloat16", "cpu", 64, None, kernels and kernels.pack)

@@ -24,7 +24,7 @@ from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool, Pages
 from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import LoadTable, Save, Transfer
+from worker.link.loads import LoadTable, SaveOffer, Transfer
 from worker.memory.copier import Arena, HostCopier
 from worker.memory.device_memory import host_memory
 from worker.memory.paged_kv import PagedKv
@@ -59,7 +59,7 @@ def test_pieces_and_grants_that_wait_are_of_the_arena_of_the_store_that_sent_the
     loader = KvLoader(kv, table, inbox.put)
     loader.link = link  # type: ignore[assignment]
     loader.from_store(ArenaHere(first.data))
-    loader.offer(Save(7, np.stack([saved.pages])))
+    loader.offer(SaveOffer(7, np.stack([saved.pages])))
     loader.from_store(kvstore_pb2.LoadPieces(load_id=1, chunks=[0, 0], layers=[0, 1], offsets=[0, SIZE]))
     loader.from_store(kvstore_pb2.SaveGrant(save_id=7, indices=[0], offsets=[4 * SIZE, 5 * SIZE]))
     loader.from_store(ArenaGone(left.release))
@@ -100,13 +100,17 @@ async def test_what_a_worker_still_copies_when_its_stream_ends_is_given_to_nobod
         kv.map_slab(slab)
     inbox, copier = queue.SimpleQueue[object](), SlowCopier(kv)
     loader = KvLoader(kv, LoadTable(), inbox.put, copier)
-    link = loader.link = StoreLink(stack.address(0), "w", [end_of(SHAPE, inbox.put, loader.from_store)], telemetry.logger("link"))
+    link = loader.link = StoreLink(
+        stack.address(0), "w", [end_of(SHAPE, inbox.put, loader.from_store)], telemetry.logger("link")
+    )
     loader.start()
     attached = asyncio.ensure_future(link.run())
     assert isinstance(await asyncio.to_thread(inbox.get, timeout=30), StoreUp)
     session = SessionKey("t", "s")
-    loader.offer(Save(7, np.stack([cache.new_block(0, session, range(2)).pages])))
-    wanted = kvstore_pb2.SaveRequest(save_id=7, session=session_to_wire(session), fingerprint=SHAPE.fingerprint, keys=[b"k" * 32])
+    loader.offer(SaveOffer(7, np.stack([cache.new_block(0, session, range(2)).pages])))
+    wanted = kvstore_pb2.SaveRequest(
+        save_id=7, session=session_to_wire(session), fingerprint=SHAPE.fingerprint, keys=[b"k" * 32]
+    )
     link.send(kvstore_pb2.WorkerToStore(save=wanted))
     assert await asyncio.to_thread(copier.begun.wait, 30)
     attached.cancel()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.request import GenerateRequest, Sampling
-from tests.worker.engine_house import CHUNK, House, random_prompt, tiny_model
+from tests.worker.engine_harness import CHUNK, Harness, random_prompt, tiny_model
 from worker.core.sequence import Sequence
 from worker.core.shared_prompt import awaits_prompt
 
@@ -20,77 +20,81 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def house(model: Path) -> Iterator[House]:
-    made = House(model, step_tokens=64)  # a long prompt takes several steps
+def harness(model: Path) -> Iterator[Harness]:
+    made = Harness(model, step_tokens=64)  # a long prompt takes several steps
     yield made
     made.settle()
     made.close()
 
 
 @pytest.mark.parametrize("length", [10, CHUNK, 200, 13 * CHUNK, 13 * CHUNK + 1])
-def test_later_choices_compute_only_what_no_full_chunk_holds(house: House, length: int) -> None:
+def test_later_choices_compute_only_what_no_full_chunk_holds(harness: Harness, length: int) -> None:
     prompt, n, generated = random_prompt(random.Random(length), length), 4, 6
-    asked = [house.submit(prompt, generated, group="g", choice=i) for i in range(n)]
-    results = house.wait(*asked)
+    asked = [harness.submit(prompt, generated, group="g", choice=i) for i in range(n)]
+    results = harness.wait(*asked)
     shared = (length - 1) // CHUNK * CHUNK
     assert [r.cached for r in results] == [0] + [shared] * (n - 1)
-    assert house.computed.tokens == length + (n - 1) * (length - shared) + n * (generated - 1)
+    assert harness.computed.tokens == length + (n - 1) * (length - shared) + n * (generated - 1)
     assert len({tuple(r.tokens) for r in results}) == 1, "greedy choices are equal"
 
 
-def test_requests_that_are_no_choices_of_one_prompt_do_not_wait(house: House) -> None:
+def test_requests_that_are_no_choices_of_one_prompt_do_not_wait(harness: Harness) -> None:
     prompt = random_prompt(random.Random(1), 200)
-    results = house.wait(house.submit(prompt, 4, group="g"), house.submit(prompt, 4, group="h"), house.submit(prompt, 4))
+    results = harness.wait(
+        harness.submit(prompt, 4, group="g"), harness.submit(prompt, 4, group="h"), harness.submit(prompt, 4)
+    )
     assert [r.cached for r in results] == [0, 0, 0]
 
 
-def test_choices_go_on_when_the_one_that_computes_is_cancelled(house: House) -> None:
+def test_choices_go_on_when_the_one_that_computes_is_cancelled(harness: Harness) -> None:
     prompt = random_prompt(random.Random(2), 300)
-    first, second, third = (house.submit(prompt, 4, group="g", choice=i) for i in range(3))
-    house.cancel(first)
-    results = house.wait(first, second, third)
+    first, second, third = (harness.submit(prompt, 4, group="g", choice=i) for i in range(3))
+    harness.cancel(first)
+    results = harness.wait(first, second, third)
     assert [r.finish for r in results] == ["cancelled", "length", "length"]
     assert results[1].tokens == results[2].tokens and results[2].cached == 288
 
 
-def test_choices_that_were_resumed_share_the_prompt_too(house: House) -> None:
+def test_choices_that_were_resumed_share_the_prompt_too(harness: Harness) -> None:
     prompt = random_prompt(random.Random(3), 200)
-    alone = house.run(prompt, 10)
-    house.purge()
-    before = house.computed.tokens
-    assert house.store is not None
-    house.store.chunks.clear()  # another node has nothing of it
-    asked = [house.submit(prompt, 10, group="g", choice=i, resume=alone.tokens[: 3 + i]) for i in range(3)]
-    assert [r.tokens for r in house.wait(*asked)] == [alone.tokens[3 + i :] for i in range(3)]
-    assert house.computed.tokens - before < 2 * len(prompt)
+    alone = harness.run(prompt, 10)
+    harness.purge()
+    before = harness.computed.tokens
+    assert harness.store is not None
+    harness.store.chunks.clear()  # another node has nothing of it
+    asked = [harness.submit(prompt, 10, group="g", choice=i, resume=alone.tokens[: 3 + i]) for i in range(3)]
+    assert [r.tokens for r in harness.wait(*asked)] == [alone.tokens[3 + i :] for i in range(3)]
+    assert harness.computed.tokens - before < 2 * len(prompt)
 
 
 def test_choices_are_preempted_and_still_end_right(model: Path) -> None:
-    wide = House(model)
+    wide = Harness(model)
     prompt = random_prompt(random.Random(4), 100)
     expected = [wide.run(prompt, 60, temperature=1.0, seed=i).tokens for i in range(4)]
     wide.close()
-    narrow = House(model, pages=64, step_tokens=32)
+    narrow = Harness(model, pages=64, step_tokens=32)
     asked = [narrow.submit(prompt, 60, group="g", choice=i, temperature=1.0, seed=i) for i in range(4)]
     assert [r.tokens for r in narrow.wait(*asked)] == expected
     narrow.settle()
     narrow.close()
 
 
-def test_only_the_first_choice_names_the_sessions_cache(house: House) -> None:
+def test_only_the_first_choice_names_the_sessions_cache(harness: Harness) -> None:
     prompt = random_prompt(random.Random(5), 40)
-    house.wait(*(house.submit(prompt, 30, group="g", choice=i, temperature=1.0, seed=i, session="n") for i in range(3)))
-    house.settle()
-    assert house.store is not None
-    assert [m.session.session_id for m in house.store.manifests] == ["n"]
+    harness.wait(
+        *(harness.submit(prompt, 30, group="g", choice=i, temperature=1.0, seed=i, session="n") for i in range(3))
+    )
+    harness.settle()
+    assert harness.store is not None
+    assert [m.session.session_id for m in harness.store.manifests] == ["n"]
 
 
 def test_without_a_cache_each_choice_computes_the_prompt(model: Path) -> None:
-    house = House(model, cache=False)
+    harness = Harness(model, cache=False)
     prompt = random_prompt(random.Random(6), 100)
-    results = house.wait(*(house.submit(prompt, 5, group="g", choice=i) for i in range(2)))
+    results = harness.wait(*(harness.submit(prompt, 5, group="g", choice=i) for i in range(2)))
     assert [r.cached for r in results] == [0, 0] and results[0].tokens == results[1].tokens
-    house.close()
+    harness.close()
 
 
 def test_who_waits_for_whom() -> None:
@@ -105,21 +109,26 @@ def test_who_waits_for_whom() -> None:
     assert awaits_prompt(second, everyone, CHUNK)
     first.computed = 32
     assert not awaits_prompt(second, everyone, CHUNK)
-    assert not awaits_prompt(sequence(4, "k", prompt=CHUNK), [sequence(3, "k", prompt=CHUNK)], CHUNK), "no full chunk is shared"
+    assert not awaits_prompt(sequence(4, "k", prompt=CHUNK), [sequence(3, "k", prompt=CHUNK)], CHUNK), (
+        "no full chunk is shared"
+    )
 
 
-def test_a_seeded_answer_does_not_depend_on_what_runs_beside_it(house: House) -> None:
+def test_a_seeded_answer_does_not_depend_on_what_runs_beside_it(harness: Harness) -> None:
     prompt = random_prompt(random.Random(7), 50)
     settings = {"temperature": 1.1, "top_p": 0.95, "seed": 77, "presence_penalty": 0.3, "repetition_penalty": 1.1}
-    alone = house.run(prompt, 30, session="seeded", **settings)
+    alone = harness.run(prompt, 30, session="seeded", **settings)
     dice = random.Random(8)
     for beside in (1, 3, 7):
         others = [
-            house.submit(
-                random_prompt(dice, dice.randrange(5, 150)), dice.randrange(1, 40), session=f"o{i}", temperature=dice.choice([0.0, 1.0])
+            harness.submit(
+                random_prompt(dice, dice.randrange(5, 150)),
+                dice.randrange(1, 40),
+                session=f"o{i}",
+                temperature=dice.choice([0.0, 1.0]),
             )
             for i in range(beside)
         ]
-        again = house.submit(prompt, 30, session=f"again{beside}", **settings)
-        results = house.wait(again, *others)
+        again = harness.submit(prompt, 30, session=f"again{beside}", **settings)
+        results = harness.wait(again, *others)
         assert results[0].tokens == alone.tokens and results[0].text == alone.text

@@ -1,4 +1,5 @@
-"""What can be said of a prompt's tokens before it is tokenised: the bound holds for whatever text, and is not claimed where it may not."""
+"""What can be said of a prompt's tokens before it is tokenised: the bound holds for whatever text, and is not claimed
+where it may not."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ DESCRIPTION = read_json(DEMO / "tokenizer.json")
 codec = TextCodec.load(DEMO)
 LETTERS = st.one_of(st.characters(codec="utf-8"), st.sampled_from("\u1100\u1161\u11a8K\u212b\u0301 \n<|endof>"))
 TEXT = st.text(alphabet=LETTERS, max_size=300)
-NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}"
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content "
+    "}}{% endfor %}"
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -64,7 +68,12 @@ def test_unicode_shrinks_no_text_by_more_than_is_reckoned() -> None:
         {"normalizer": {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}},
         {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}},
         {"pre_tokenizer": {"type": "Whitespace"}},
-        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "behavior": "Removed"}, {"type": "ByteLevel"}]}},
+        {
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [{"type": "Split", "behavior": "Removed"}, {"type": "ByteLevel"}],
+            }
+        },
         {"pre_tokenizer": None},
         {"added_tokens": [{"id": 0, "content": "x", "lstrip": True}]},
         {"model": {"vocab": {"a": 0}}},
@@ -125,7 +134,8 @@ def test_too_long_is_said_from_the_first_token_that_leaves_no_room() -> None:
 
 
 def test_tokenising_a_megabyte_keeps_nobody_from_running() -> None:
-    """The interpreter's lock is free meanwhile: the engine's thread goes on. With `Tokenizer.encode` this waits for half a second."""
+    """The interpreter's lock is free meanwhile: the engine's thread goes on. With `Tokenizer.encode` this waits for
+    half a second."""
     done = threading.Event()
 
     def work() -> None:

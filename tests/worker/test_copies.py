@@ -16,7 +16,9 @@ COPIES = {"native": native_copy(library(SOURCE)), "one by one": copy_one_by_one}
 @pytest.mark.parametrize("name", COPIES)
 @settings(deadline=None)
 @given(st.integers(0, 9), st.integers(0, 1500), st.integers(0, 70), st.integers(0, 70), st.integers(0, 2**32 - 1))
-def test_every_piece_arrives_and_nothing_else_changes(name: str, count: int, size: int, skew_to: int, skew_from: int, seed: int) -> None:
+def test_every_piece_arrives_and_nothing_else_changes(
+    name: str, count: int, size: int, skew_to: int, skew_from: int, seed: int
+) -> None:
     copy: Copy = COPIES[name]
     rng = np.random.default_rng(seed)
     stride = size + 100

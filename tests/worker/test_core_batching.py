@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.request import GenerateRequest, Sampling
-from worker.core.batching import ALONE_TIMES, LEAST_MIXED_TOKENS, PATIENCE, Budget, choose, mixed_tokens
+from worker.core.batching import ALONE_TIMES, LEAST_MIXED_TOKENS, MAX_PREFILL_STRETCH, Budget, choose, mixed_tokens
 from worker.core.sequence import Sequence, State
 
 TOKEN_S = 0.001
@@ -36,7 +36,9 @@ def test_beside_a_decode_prefills_share_what_a_mixed_step_may_add() -> None:
     long.computed = 70
     assert choose([longer, long, decode], budget(1000, mixed=40)) == [(decode, 1), (long, 30), (longer, 10)]
     assert choose([longer, long], budget(1000, mixed=400)) == [(long, 30), (longer, 200)]
-    assert choose([longer, long], budget(1000, mixed=60)) == [(long, 30), (longer, 30)], "who comes waits for the end of the step"
+    assert choose([longer, long], budget(1000, mixed=60)) == [(long, 30), (longer, 30)], (
+        "who comes waits for the end of the step"
+    )
 
 
 def test_a_prefill_that_is_more_urgent_than_every_decode_is_not_held_back_for_them() -> None:
@@ -46,10 +48,16 @@ def test_a_prefill_that_is_more_urgent_than_every_decode_is_not_held_back_for_th
 
 
 def test_an_urgent_prefill_goes_first_then_the_one_that_is_due_first() -> None:
-    long, short, urgent = sequence(0, 5000), sequence(1, 100, arrival_s=1.0), sequence(2, 9000, priority=-1, arrival_s=2.0)
+    long, short, urgent = (
+        sequence(0, 5000),
+        sequence(1, 100, arrival_s=1.0),
+        sequence(2, 9000, priority=-1, arrival_s=2.0),
+    )
     assert [s for s, _ in choose([long, short, urgent], budget(9300))] == [urgent, short, long]
-    due = PATIENCE * 5000 * TOKEN_S
-    soon, late = (sequence(3, 100, arrival_s=due - PATIENCE * 100 * TOKEN_S + past) for past in (-0.01, 0.01))
+    due = MAX_PREFILL_STRETCH * 5000 * TOKEN_S
+    soon, late = (
+        sequence(3, 100, arrival_s=due - MAX_PREFILL_STRETCH * 100 * TOKEN_S + past) for past in (-0.01, 0.01)
+    )
     assert [s for s, _ in choose([long, soon], budget(100))] == [soon]
     assert [s for s, _ in choose([long, late], budget(1024))] == [long], "it was due before"
 
@@ -117,7 +125,12 @@ class Simulated:
 
 
 Requests = st.lists(
-    st.tuples(st.sampled_from([1, 20, 100, 500, 4000]), st.integers(1, 6), st.floats(0, 2, allow_nan=False), st.integers(-1, 1)),
+    st.tuples(
+        st.sampled_from([1, 20, 100, 500, 4000]),
+        st.integers(1, 6),
+        st.floats(0, 2, allow_nan=False),
+        st.integers(-1, 1),
+    ),
     min_size=1,
     max_size=25,
 )
@@ -143,12 +156,15 @@ def test_a_prompt_is_only_passed_by_what_came_before_it_was_due_or_is_more_urgen
     # Everything ends, and nobody later than all the work that may go first, a step's slack for each cut included.
     decoding_s = sum(outputs for _, outputs, _, _ in requests) * sim.decode_s
     for s in made.values():
-        due = s.arrival_s + PATIENCE * s.prompt_tokens * TOKEN_S
+        due = s.arrival_s + MAX_PREFILL_STRETCH * s.prompt_tokens * TOKEN_S
         before = [o for o in made.values() if o.request.priority < s.request.priority or o.arrival_s <= due]
         work_s = sum(o.prompt_tokens * TOKEN_S for o in before)
         last_arrival_s = max(o.arrival_s for o in before)
         least = LEAST_MIXED_TOKENS * TOKEN_S if step_s else 0.0
-        assert sim.prefilled_s[s.arrival] <= max(last_arrival_s, s.arrival_s) + work_s + decoding_s + step_tokens * TOKEN_S + least
+        assert (
+            sim.prefilled_s[s.arrival]
+            <= max(last_arrival_s, s.arrival_s) + work_s + decoding_s + step_tokens * TOKEN_S + least
+        )
     if step_s and len({r[3] for r in requests}) == 1:
         most_decodes = min(len(requests), step_tokens)
         bound_s = max(step_s, 2 * most_decodes * sim.decode_s)
@@ -156,7 +172,8 @@ def test_a_prompt_is_only_passed_by_what_came_before_it_was_due_or_is_more_urgen
 
 
 def test_a_long_prompt_under_a_stream_of_short_ones_is_computed_in_bounded_time() -> None:
-    """More than can be computed: shortest first would never come to it; in order of arrival all short ones would wait for it."""
+    """More than can be computed: shortest first would never come to it; in order of arrival all short ones would wait
+    for it."""
     sim, long_s = Simulated(256, 0.2), 1.0
     long = sequence(0, round(long_s / TOKEN_S))
     sim.live, sim.outputs = [long], {0: 1}
@@ -169,6 +186,6 @@ def test_a_long_prompt_under_a_stream_of_short_ones_is_computed_in_bounded_time(
         sim.step()
         assert sim.now < 60
     # What had come until it was due goes first.
-    assert sim.now <= PATIENCE * long_s / 0.09 * 0.1 + long_s + 1
+    assert sim.now <= MAX_PREFILL_STRETCH * long_s / 0.09 * 0.1 + long_s + 1
     waits = [sim.prefilled_s[n] - n * 0.09 for n in range(1, 20)]
     assert max(waits) < 0.8 * long_s, "in order of arrival each would wait for the long one"

@@ -1,4 +1,5 @@
-"""The engine's core alone: what it asks for when something happens, and that its sums hold whatever happens, in any order."""
+"""The engine's core alone: what it asks for when something happens, and that its sums hold whatever happens, in any
+order."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from contracts.request import GenerateRequest, Sampling
 from storelink.core.load_plan import Source
 from worker.core import events as ev
 from worker.core import instructions as do
+from worker.core.block import SaveState
 from worker.core.engine_core import EngineCore
-from worker.core.hbm import HbmCache, Save
+from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.core.policy import Policy
 from worker.core.sequence import Sequence, State
@@ -60,7 +62,9 @@ def test_a_turn_is_asked_for_computed_saved_and_named() -> None:
     core.handle(ev.Submitted(sequence("a", PROMPT, 1)), 0.0)
     assert core.turn(0.0) is None
     [mapped, load] = core.take()
-    assert isinstance(mapped, do.MapSlabs) and isinstance(load, do.OpenLoad), "memory is there before anybody copies into it"
+    assert isinstance(mapped, do.MapSlabs) and isinstance(load, do.OpenLoad), (
+        "memory is there before anybody copies into it"
+    )
     core.handle(ev.Found(load.load_id, 0, ()), 0.001)
     core.handle(ev.LoadClosed(load.load_id, 0, 0.0, 0.0), 0.001)
     step = core.turn(0.001)
@@ -89,7 +93,9 @@ def test_what_the_store_has_is_waited_for_layer_by_layer_and_the_rest_is_compute
     core.handle(ev.PiecesCame(load.load_id, np.array([0, 1]), np.array([0, 0])), 0.002)
     step = core.turn(0.002)
     assert step is not None, "the first layer is here, and the second will be in time"
-    assert step.coming == {"a": [do.Coming(load.load_id, 0, frozenset({1})), do.Coming(load.load_id, 1, frozenset({1}))]}
+    assert step.coming == {
+        "a": [do.Coming(load.load_id, 0, frozenset({1})), do.Coming(load.load_id, 1, frozenset({1}))]
+    }
     assert [count for _, count in step.batch] == [2]
     core.handle(ev.PiecesCame(load.load_id, np.array([0, 1]), np.array([1, 1])), 0.003)
     core.handle(done(step), 0.004)
@@ -176,7 +182,10 @@ class Machine:
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.now = rng, 0.0
         self.core = core_of(
-            chunks=rng.randint(6, 14), max_batch=rng.randint(1, 4), step_tokens=rng.choice((4, 16)), load_plan=rng.random() < 0.5
+            chunks=rng.randint(6, 14),
+            max_batch=rng.randint(1, 4),
+            step_tokens=rng.choice((4, 16)),
+            load_plan=rng.random() < 0.5,
         )
         self.loads: dict[int, do.OpenLoad] = {}
         self.saves: dict[int, do.OfferSave] = {}
@@ -232,11 +241,17 @@ class Machine:
             step, self.step = self.step, None
             void = frozenset(r for r in step.coming if self.rng.random() < 0.3)
             failed = frozenset(s.request.request_id for s, _ in step.batch if self.rng.random() < 0.05) - void
-            doubtful = frozenset(s.request.request_id for s, _ in step.batch if self.rng.random() < 0.05) - void - failed
+            doubtful = (
+                frozenset(s.request.request_id for s, _ in step.batch if self.rng.random() < 0.05) - void - failed
+            )
             event = done(step)
             lost = void | failed | doubtful
             tokens = {r: t for r, t in event.tokens.items() if r not in lost}
-            self.tell(ev.Stepped(step.batch, 0.01, tokens, ended=event.ended - lost, failed=failed, void=void, doubtful=doubtful))
+            self.tell(
+                ev.Stepped(
+                    step.batch, 0.01, tokens, ended=event.ended - lost, failed=failed, void=void, doubtful=doubtful
+                )
+            )
 
     def found(self) -> None:
         if self.loads:
@@ -300,7 +315,7 @@ class Machine:
         assert not self.core.live and not self.saves and self.core.quiet
         self.core.state.now += 1e6
         cache = self.core.state.cache
-        assert all(block.save is not Save.WAITING for block in cache.index.values())
+        assert all(block.save is not SaveState.WAITING for block in cache.index.values())
         assert cache.make_room(cache.pool.total, self.now + 1e6)
 
 
@@ -310,8 +325,10 @@ def test_whatever_happens_the_sums_hold_and_everything_ends(seed: int) -> None:
     rng = random.Random(seed)
     machine = Machine(rng)
     may: list[Callable[[], None]] = [
-        machine.submit, machine.submit, machine.turn, machine.turn, machine.stepped, machine.stepped, machine.found, machine.came,
-        machine.came, machine.closed, machine.granted, machine.granted, machine.cancel, machine.store, machine.hint, machine.void,
+        machine.submit, machine.submit, machine.turn, machine.turn, machine.stepped, machine.stepped, machine.found,
+        machine.came,
+        machine.came, machine.closed, machine.granted, machine.granted, machine.cancel, machine.store, machine.hint,
+        machine.void,
         machine.erase,
     ]  # fmt: skip
     machine.tell(ev.StoreUp())

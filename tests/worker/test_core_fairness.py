@@ -1,4 +1,5 @@
-"""Tenants share by weight: who was served least goes next, nobody gains much by having been away, and nobody waits for ever."""
+"""Tenants share by weight: who was served least goes next, nobody gains much by having been away, and nobody waits for
+ever."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Waiting:
     request: GenerateRequest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.request = GenerateRequest(f"r{self.arrival}", self.tenant, "s", "m", Sampling(), priority=self.priority, weight=self.weight)
+        self.request = GenerateRequest(
+            f"r{self.arrival}", self.tenant, "s", "m", Sampling(), priority=self.priority, weight=self.weight
+        )
 
 
 def order(waiting: list[Waiting], service: Service | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Nobody's verdicts leave for a stranger's before the stranger's own have."""
+"""A tenant's own cached verdicts leave before those of other tenants."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_what_is_larger_than_a_share_is_not_kept() -> None:
     assert cache.get("t", B, 0.0) is None and cache.get("t", A, 0.0) == 1
 
 
-@given(st.lists(st.tuples(st.sampled_from("xyz"), st.binary(min_size=1, max_size=1), st.integers(0, 70), st.booleans())))
+@given(
+    st.lists(st.tuples(st.sampled_from("xyz"), st.binary(min_size=1, max_size=1), st.integers(0, 70), st.booleans()))
+)
 def test_the_books_balance(moves: list[tuple[str, bytes, int, bool]]) -> None:
     cache: GrammarCache[int] = GrammarCache(100, 0.5)
     for now, (tenant, digest, cost, put) in enumerate(moves):

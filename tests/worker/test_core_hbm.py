@@ -9,15 +9,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from contracts.ids import SessionKey
-from worker.core.hbm import NO_PAGE, Block, HbmCache, Save
+from contracts.memory.victim_order import Rank
+from worker.core.block import NO_PAGE, Block, SaveState
+from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.core.standings import Rank
 
 LAYERS = 4
 A, B, C, URGENT = (SessionKey("t", name) for name in ("a", "b", "c", "urgent"))
 
 
-def cached(cache: HbmCache, key: bytes, session: SessionKey, index: int = 0, used_s: float = 0.0, save: Save = Save.BELOW) -> Block:
+def cached(
+    cache: HbmCache,
+    key: bytes,
+    session: SessionKey,
+    index: int = 0,
+    used_s: float = 0.0,
+    save: SaveState = SaveState.BELOW,
+) -> Block:
     block = cache.new_block(index, session, range(LAYERS))
     cache.standings.used(session, used_s)
     block.ready[:] = True
@@ -70,14 +78,14 @@ def test_withdrawn_goes_before_unadvised_before_advised_before_urgent() -> None:
         assert len(here(expected)) == 4
         assert cache.make_room(cache.pool.free + 4, now=1)
         assert here(expected) == []
-    assert cache.purged == {Rank.WITHDRAWN: 4, Rank.UNADVISED: 4, Rank.ADVISED: 8}
+    assert cache.purged == {Rank.DROPPED: 4, Rank.UNADVISED: 4, Rank.ADVISED: 8}
 
 
 def test_an_expired_advisory_only_lowers_the_rank() -> None:
     cache = make(8)
     cache.standings.advise(A, 0, 10, 0)
     assert cache.standings.of(A, now=9)[0] == Rank.ADVISED
-    assert cache.standings.of(A, now=10)[0] == Rank.WITHDRAWN
+    assert cache.standings.of(A, now=10)[0] == Rank.DROPPED
 
 
 @pytest.mark.parametrize("hold", ["users", "moving", "waiting"])
@@ -89,7 +97,7 @@ def test_what_is_held_never_leaves_and_a_vain_attempt_changes_nothing(hold: str)
     elif hold == "moving":
         cache.pin(held)
     else:
-        cache.mark(held, Save.WAITING)
+        cache.mark(held, SaveState.WAITING)
     assert not cache.make_room(5, now=2)
     assert len(here(held)) == len(here(free)) == 4
     assert cache.make_room(4, now=2)
@@ -98,7 +106,7 @@ def test_what_is_held_never_leaves_and_a_vain_attempt_changes_nothing(hold: str)
 
 def test_what_could_not_be_saved_is_dropped_first() -> None:
     cache = make(8)
-    refused, below = cached(cache, b"r", A, used_s=9, save=Save.REFUSED), cached(cache, b"b", B, used_s=1)
+    refused, below = cached(cache, b"r", A, used_s=9, save=SaveState.REFUSED), cached(cache, b"b", B, used_s=1)
     assert cache.make_room(4, now=10)
     assert here(refused) == [] and len(here(below)) == 4
 
@@ -139,7 +147,7 @@ def test_an_erased_session_leaves_what_is_only_its_saved_or_not_and_what_runs_wh
     cache = make(16)
     shared, own, unsaved, running = (cached(cache, key, A) for key in (b"s", b"o", b"u", b"r"))
     cache.want(shared, B)
-    cache.mark(unsaved, Save.REFUSED)
+    cache.mark(unsaved, SaveState.REFUSED)
     cache.use(running)
     cache.forget({A})
     assert set(cache.index) == {b"s"} and list(shared.sessions) == [B]
@@ -173,7 +181,9 @@ def test_pages_are_handed_out_once_and_all_come_back(steps: list[tuple[int, bool
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["take", "give", "limit", "execute"])), max_size=200))
 @settings(max_examples=100, deadline=None)
-def test_a_pool_holds_no_more_slabs_than_its_limit_once_what_is_beyond_it_is_empty(steps: list[tuple[int, str]]) -> None:
+def test_a_pool_holds_no_more_slabs_than_its_limit_once_what_is_beyond_it_is_empty(
+    steps: list[tuple[int, str]],
+) -> None:
     pool, mapped = PagePool(slab_count=6, pages_per_slab=5, layers=8), set[int]()
     mine: list[int] = []
     for number, what in steps:
@@ -231,8 +241,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.used: list[Block] = []
         self.now = 0.0
 
-    @rule(key=st.integers(0, 9), session=st.sampled_from([A, B, C]), save=st.sampled_from([Save.BELOW, Save.REFUSED, Save.WAITING]))
-    def compute(self, key: int, session: SessionKey, save: Save) -> None:
+    @rule(
+        key=st.integers(0, 9),
+        session=st.sampled_from([A, B, C]),
+        save=st.sampled_from([SaveState.BELOW, SaveState.REFUSED, SaveState.WAITING]),
+    )
+    def compute(self, key: int, session: SessionKey, save: SaveState) -> None:
         self.now += 1
         if not self.cache.make_room(LAYERS, self.now):
             return
@@ -262,10 +276,10 @@ class CacheMachine(RuleBasedStateMachine):
     def let_go(self, i: int) -> None:
         self.cache.release(self.used.pop(i % len(self.used)))
 
-    @rule(key=st.integers(0, 9), save=st.sampled_from([Save.BELOW, Save.REFUSED]))
-    def saved(self, key: int, save: Save) -> None:
+    @rule(key=st.integers(0, 9), save=st.sampled_from([SaveState.BELOW, SaveState.REFUSED]))
+    def saved(self, key: int, save: SaveState) -> None:
         block = self.cache.index.get(bytes([key]))
-        if block is not None and block.save is Save.WAITING:
+        if block is not None and block.save is SaveState.WAITING:
             self.cache.mark(block, save)
             self.cache.settle(block)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contracts.ids import SessionKey
 from contracts.request import GenerateRequest, Sampling
-from worker.core.hbm import Block, HbmCache, Save
+from worker.core.block import Block, SaveState
+from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.core.preemption import Holding, holding, spare_pages, together, victim
 from worker.core.sequence import Sequence, State
@@ -19,7 +20,7 @@ class Room:
         self.cache = HbmCache(PagePool(slab_count=16, pages_per_slab=LAYERS, layers=LAYERS))
         self.count = 0
 
-    def sequence(self, *saves: Save, priority: int = 0, shared: list[Block] | None = None) -> Sequence:
+    def sequence(self, *saves: SaveState, priority: int = 0, shared: list[Block] | None = None) -> Sequence:
         request = GenerateRequest(f"r{self.count}", "t", "s", "m", Sampling(), priority=priority)
         s = Sequence(request, 1, [1], 10, self.count)
         s.state = State.RUNNING
@@ -27,7 +28,7 @@ class Room:
         for index, save in enumerate(saves):
             block = self.cache.new_block(index, SessionKey("t", "s"), range(LAYERS))
             self.cache.mark(block, save)
-            if save is not Save.NONE:
+            if save is not SaveState.NONE:
                 block.ready[:] = True
                 self.cache.enter(block, f"{s.arrival}.{index}".encode())
             s.blocks.append(block)
@@ -43,46 +44,46 @@ def chosen(lacking: int, *candidates: Sequence, coming: int = 0) -> Sequence | N
 
 def test_the_least_urgent_then_the_youngest_goes() -> None:
     room = Room()
-    old, young = room.sequence(Save.BELOW), room.sequence(Save.BELOW)
-    batch = room.sequence(Save.BELOW, priority=5)
-    later = room.sequence(Save.BELOW)
-    assert chosen(4, old, young, batch, later) is batch
-    assert chosen(4, old, young, later) is later
+    old, late = room.sequence(SaveState.BELOW), room.sequence(SaveState.BELOW)
+    batch = room.sequence(SaveState.BELOW, priority=5)
+    later = room.sequence(SaveState.BELOW)
+    assert chosen(4, old, late, batch, later) is batch
+    assert chosen(4, old, late, later) is later
     assert chosen(4) is None
 
 
 def test_what_is_being_saved_is_not_free_yet_so_the_next_youngest_goes_instead() -> None:
     room = Room()
-    old, young = room.sequence(Save.BELOW, Save.NONE), room.sequence(Save.WAITING)
-    assert holding(young) == Holding(young, 0, LAYERS)
-    assert chosen(4, old, young) is old
-    assert chosen(4, young) is None, "alone it is waited for: preempting it now gains nothing"
+    old, late = room.sequence(SaveState.BELOW, SaveState.NONE), room.sequence(SaveState.WAITING)
+    assert holding(late) == Holding(late, 0, LAYERS)
+    assert chosen(4, old, late) is old
+    assert chosen(4, late) is None, "alone it is waited for: preempting it now gains nothing"
 
 
 def test_a_more_urgent_one_does_not_go_because_a_less_urgent_one_is_being_saved() -> None:
     room = Room()
-    urgent, batch = room.sequence(Save.BELOW), room.sequence(Save.WAITING, priority=5)
+    urgent, batch = room.sequence(SaveState.BELOW), room.sequence(SaveState.WAITING, priority=5)
     assert chosen(4, urgent, batch) is None
 
 
 def test_nobody_goes_for_pages_that_come_by_themselves() -> None:
     room = Room()
-    one = room.sequence(Save.BELOW)
+    one = room.sequence(SaveState.BELOW)
     assert chosen(4, one, coming=4) is None
     assert chosen(5, one, coming=4) is one
 
 
 def test_nobody_goes_in_vain() -> None:
     room = Room()
-    one, two = room.sequence(Save.BELOW), room.sequence(Save.BELOW)
+    one, two = room.sequence(SaveState.BELOW), room.sequence(SaveState.BELOW)
     assert chosen(9, one, two) is None
     assert chosen(8, one, two) is two
 
 
 def test_what_two_share_is_to_be_had_when_both_go() -> None:
     room = Room()
-    first = room.sequence(Save.BELOW, Save.BELOW)
-    second = room.sequence(Save.NONE, shared=first.blocks[:2])
+    first = room.sequence(SaveState.BELOW, SaveState.BELOW)
+    second = room.sequence(SaveState.NONE, shared=first.blocks[:2])
     third = room.sequence(shared=first.blocks[:1])
     assert holding(first).now == 0 and holding(second).now == LAYERS
     assert together([first, second]) == 2 * LAYERS and together([first, second, third]) == 3 * LAYERS
@@ -91,14 +92,14 @@ def test_what_two_share_is_to_be_had_when_both_go() -> None:
 
 def test_what_the_store_refused_is_had_at_once_or_nobody_would_ever_go() -> None:
     room = Room()
-    s = room.sequence(Save.REFUSED, Save.NONE)
+    s = room.sequence(SaveState.REFUSED, SaveState.NONE)
     assert holding(s) == Holding(s, 2 * LAYERS, 0) and chosen(4, s) is s
 
 
 def test_for_a_place_in_the_batch_pages_do_not_matter() -> None:
     room = Room()
-    old, young = room.sequence(Save.BELOW), room.sequence(Save.WAITING)
-    assert chosen(0, old, young, coming=8) is young
+    old, late = room.sequence(SaveState.BELOW), room.sequence(SaveState.WAITING)
+    assert chosen(0, old, late, coming=8) is late
 
 
 def test_a_newcomer_leaves_a_chunk_for_each_but_never_much_of_the_whole() -> None:

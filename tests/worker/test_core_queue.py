@@ -1,4 +1,5 @@
-"""Who may join a queue, and who leaves a full one: a flood gives way, and deciding costs the same however long the queue is."""
+"""Who may join a queue, and who leaves a full one: a flood gives way, and deciding costs the same however long the
+queue is."""
 
 from __future__ import annotations
 
@@ -44,7 +45,11 @@ def test_less_urgent_ones_do_not_count_but_for_all_together() -> None:
     assert queue.way(asked("a", priority=5)) is False
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.booleans()), max_size=30), st.integers(0, 2), st.data())
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.booleans()), max_size=30),
+    st.integers(0, 2),
+    st.data(),
+)
 def test_what_has_joined_and_left_is_as_if_it_were_looked_at_anew(
     came: list[tuple[str, int, bool]], priority: int, data: st.DataObject
 ) -> None:

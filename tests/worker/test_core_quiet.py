@@ -1,4 +1,5 @@
-"""Quiet stretches: an engine's core that is told of many steps at once decides what it decides step by step, whatever comes meanwhile."""
+"""Quiet stretches: an engine's core that is told of many steps at once decides what it decides step by step, whatever
+comes meanwhile."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ class Shell:
     def act(self) -> None:
         for asked in self.core.take():
             if not isinstance(asked, do.Note):
-                self.log.append((round(self.now, 6), type(asked).__name__, getattr(asked, "load_id", getattr(asked, "save_id", 0))))
+                self.log.append(
+                    (round(self.now, 6), type(asked).__name__, getattr(asked, "load_id", getattr(asked, "save_id", 0)))
+                )
             match asked:
                 case do.OpenLoad():
                     self.loads[asked.load_id] = asked
@@ -98,7 +101,10 @@ class Shell:
         if load.load_id in self.loads:
             count = next((i for i, key in enumerate(load.keys) if key not in self.below), len(load.keys))
             for layer in range(LAYERS):
-                self.later(self.now + BRINGS_S * (layer + 1) * max(count, 1) / 2, lambda layer=layer: self.came(load, layer, count))  # type: ignore[misc]
+                self.later(
+                    self.now + BRINGS_S * (layer + 1) * max(count, 1) / 2,
+                    lambda layer=layer: self.came(load, layer, count),
+                )  # type: ignore[misc]
             self.tell(ev.Found(load.load_id, count, (Source.SSD,) * count))
 
     def came(self, load: do.OpenLoad, layer: int, count: int) -> None:
@@ -166,7 +172,9 @@ class Shell:
         self.told.append(count)
         for n in range(count):
             names = tuple(s.request.request_id for s, _ in step.batch)
-            self.log.append((round(self.began_s + n * self.each_s, 6), "step", names, tuple(each for _, each in step.batch)))
+            self.log.append(
+                (round(self.began_s + n * self.each_s, 6), "step", names, tuple(each for _, each in step.batch))
+            )
         speak = [s for s, each in step.batch if s.computed + each == len(s.tokens) and s.request.request_id not in void]
         tokens = {s.request.request_id: ord(s.request.session_id) for s in speak}
         ended = {s.request.request_id for s in speak if s.generated + count >= s.max_tokens}
@@ -207,14 +215,21 @@ def script_of(rng: random.Random) -> Script:
     coming: list[tuple[float, Callable[[Shell], None]]] = []
     priorities = rng.choice(((0,), (0,), (-1, 0, 0)))
     for n in range(rng.randint(3, 24)):
-        # No time falls on the end of a step, where the order of two things that are due together would say more than the core.
+        # No time falls on the end of a step, where the order of two things that are due together would say more than
+        # the core.
         at_s = rng.random() * rng.choice((0.5, 3.0)) + 1.7e-4
         args = (f"r{n}", rng.choice("stuvw"), rng.randint(1, 40), rng.randint(1, 60), rng.choice(priorities))
         coming.append((at_s, lambda shell, args=args: shell.submit(*args)))  # type: ignore[misc]
         if rng.random() < 0.15:
             coming.append((at_s + rng.random(), lambda shell, name=f"r{n}": shell.cancel(name)))  # type: ignore[misc]
     for _ in range(rng.randint(0, 8)):
-        hint = (rng.choice("stuvw"), rng.randint(1, 8), rng.choice(priorities), rng.choice((0.0, 0.8)), rng.random() * 2)
+        hint = (
+            rng.choice("stuvw"),
+            rng.randint(1, 8),
+            rng.choice(priorities),
+            rng.choice((0.0, 0.8)),
+            rng.random() * 2,
+        )
         coming.append((rng.random() * 3.0, lambda shell, hint=hint: shell.hint(*hint)))  # type: ignore[misc]
     for what in (ev.Withdrawn, lambda gone: ev.Erased({gone}, ())):
         if rng.random() < 0.4:

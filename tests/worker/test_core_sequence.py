@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from contracts.errors import IllegalTransition
+from contracts.memory.layer_bands import layers_of
 from contracts.request import GenerateRequest, Sampling
 from storelink.core.load_plan import may_start
 from worker.core.pace import Pace
-from worker.core.prefetch import Offer, band_layers, next_offer
+from worker.core.prefetch import Offer, next_offer
 from worker.core.sequence import TRANSITIONS, Event, Sequence, State
 
 
@@ -49,7 +50,7 @@ def test_all_sessions_get_their_low_layers_before_any_gets_high_ones() -> None:
         order.append((offer.session.session_id, offer.band))
         offer.band += 1
     assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
-    assert [layer for band in range(4) for layer in band_layers(band, 10)] == list(range(10))
+    assert [layer for band in range(4) for layer in layers_of(band, 10)] == list(range(10))
 
 
 def test_pace_is_learned_from_steps_and_prices_what_is_left() -> None:
@@ -57,7 +58,9 @@ def test_pace_is_learned_from_steps_and_prices_what_is_left() -> None:
     for _ in range(200):
         pace.stepped(0.08, prefill_tokens=0, decodes=4)
         pace.stepped(0.54, prefill_tokens=100, decodes=2)
-    assert pace.decode_token_s == pytest.approx(0.02, rel=0.01) and pace.prefill_token_s == pytest.approx(0.005, rel=0.01)
+    assert pace.decode_token_s == pytest.approx(0.02, rel=0.01) and pace.prefill_token_s == pytest.approx(
+        0.005, rel=0.01
+    )
     pace.decode_token_s, pace.prefill_token_s = 0.02, 0.005
     for _ in range(200):
         pace.ended(prefilled=100, generated=5)
@@ -94,7 +97,9 @@ def test_what_a_sequence_takes_of_the_device_is_its_compute_and_its_share_of_hbm
     s.request.expected_tokens = 8
     assert pace.device_s(s, 40, hbm_tokens=1000, step_s=0.1) == pytest.approx(40 * 0.005 + 103 / 1000 * 8 * 0.1)
     s.tokens += [1] * 6
-    assert pace.device_s(s, 1, hbm_tokens=1000, step_s=0.1) == pytest.approx(0.005 + 103 / 1000 * 2 * 0.1), "two are still to come"
+    assert pace.device_s(s, 1, hbm_tokens=1000, step_s=0.1) == pytest.approx(0.005 + 103 / 1000 * 2 * 0.1), (
+        "two are still to come"
+    )
 
 
 def test_a_request_counts_with_what_it_adds_to_a_step_once_batches_have_varied() -> None:
@@ -103,7 +108,9 @@ def test_a_request_counts_with_what_it_adds_to_a_step_once_batches_have_varied()
         batch = 1 + step % 8
         pace.stepped(0.010 + 0.001 * batch, prefill_tokens=0, decodes=batch)
     assert pace.marginal_token_s == pytest.approx(0.001, rel=0.05), "reading the weights is no part of it"
-    assert [pace.decode_s(n) for n in (0, 1, 8, 40)] == pytest.approx([0, 0.011, 0.018, 0.050], rel=0.05), "nor paid by each of them"
+    assert [pace.decode_s(n) for n in (0, 1, 8, 40)] == pytest.approx([0, 0.011, 0.018, 0.050], rel=0.05), (
+        "nor paid by each of them"
+    )
     expecting = Pace()
     expecting.expect_decodes({1: 0.011, 8: 0.018})
     assert [expecting.decode_s(n) for n in (1, 4, 8, 40)] == pytest.approx([0.011, 0.014, 0.018, 0.050])

@@ -1,4 +1,5 @@
-"""Stop strings: what the automaton gives out is what a search over the whole text gives, and it costs the same however many there are."""
+"""Stop strings: what the automaton gives out is what a search over the whole text gives, and it costs the same however
+many there are."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Naive:
             self._stopped, self._held = True, ""
             end, begin = min(found)
             return text[: end if self._include else begin], True
-        keep = max((n for s in self._stops for n in range(1, len(s)) if n <= len(text) and text.endswith(s[:n])), default=0)
+        keep = max(
+            (n for s in self._stops for n in range(1, len(s)) if n <= len(text) and text.endswith(s[:n])), default=0
+        )
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 

@@ -1,4 +1,5 @@
-"""Penalties as array operations: what they do to a row is what counting and going through the tokens one by one does."""
+"""Penalties as array operations: what they do to a row is what counting and going through the tokens one by one
+does."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ tokens = st.lists(st.integers(0, 30), max_size=40)
 @given(tokens, tokens)
 def test_counts_are_those_of_a_counter(first: list[int], later: list[int]) -> None:
     counts = TokenCounts(first)
-    assert [counts.add(token) for token in later] == [token not in (*first, *later[:n]) for n, token in enumerate(later)]
+    assert [counts.add(token) for token in later] == [
+        token not in (*first, *later[:n]) for n, token in enumerate(later)
+    ]
     assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == Counter([*first, *later])
 
 
@@ -34,7 +37,9 @@ def test_with_many_tokens_seen_a_row_is_the_same_to_the_bit_as_with_few(penalty:
         many.add(generated)
     expected, given_ = row.copy(), row.copy()
     ids = np.array([*seen, 1, 3, 19_999])
-    expected[ids] = np.where(expected[ids] > 0, expected[ids] / np.float32(penalty), expected[ids] * np.float32(penalty))
+    expected[ids] = np.where(
+        expected[ids] > 0, expected[ids] / np.float32(penalty), expected[ids] * np.float32(penalty)
+    )
     many.apply(given_)
     many.add(7)
     assert np.array_equal(given_, expected)
@@ -47,7 +52,11 @@ def test_what_a_request_can_ask_of_a_row_costs_less_than_a_millisecond() -> None
     row = rng.normal(size=vocabulary).astype(np.float32)
     prompt = rng.permutation(vocabulary).tolist()
     sampling = Sampling(
-        repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5, logit_bias=dict.fromkeys(range(4096), 1.0), seed=1
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        logit_bias=dict.fromkeys(range(4096), 1.0),
+        seed=1,
     )
     state = SamplingState.start(sampling, prompt, prompt[:20_000])
     took = []

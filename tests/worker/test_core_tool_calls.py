@@ -11,9 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.request import ToolCallDelta
-from worker.core.tool_calls import GENERIC, HERMES, LLAMA, CallReader, Dialect, call_id, dialect_of, generic_notice, parameters_of
+from worker.core.tool_calls import (
+    GENERIC,
+    HERMES,
+    LLAMA,
+    CallReader,
+    Dialect,
+    call_id,
+    dialect_of,
+    generic_notice,
+    parameters_of,
+)
 
-QWEN = "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> answer within <tool_call></tool_call>{% endif %}"
+QWEN = (
+    "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> answer within "
+    "<tool_call></tool_call>{% endif %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -37,13 +50,20 @@ values = st.recursive(
     max_leaves=6,
 )
 calls = st.lists(
-    st.tuples(st.sampled_from(["f", "get_weather", "a-b"]), st.dictionaries(st.text(max_size=5), values, max_size=3)), max_size=3
+    st.tuples(st.sampled_from(["f", "get_weather", "a-b"]), st.dictionaries(st.text(max_size=5), values, max_size=3)),
+    max_size=3,
 )
 
 
 def spelled(dialect: Dialect, said: str, called: list[tuple[str, dict[str, Any]]], indent: int | None) -> str:
     texts = [
-        dialect.begin + dialect.head + name + dialect.between + json.dumps(given, indent=indent) + dialect.tail + dialect.end
+        dialect.begin
+        + dialect.head
+        + name
+        + dialect.between
+        + json.dumps(given, indent=indent)
+        + dialect.tail
+        + dialect.end
         for name, given in called
     ]
     return said + (dialect.separator or "").join(texts)
@@ -62,7 +82,12 @@ def joined(said: list[str], deltas: list[ToolCallDelta]) -> tuple[str, list[list
 
 
 @pytest.mark.parametrize("dialect", [HERMES, LLAMA])
-@given(said=st.text("ab<tol_c{>\n ", max_size=20), called=calls, indent=st.sampled_from([None, 2]), seed=st.integers(0, 2**32))
+@given(
+    said=st.text("ab<tol_c{>\n ", max_size=20),
+    called=calls,
+    indent=st.sampled_from([None, 2]),
+    seed=st.integers(0, 2**32),
+)
 @settings(max_examples=150, deadline=None)
 def test_calls_come_back_however_the_text_is_cut(
     dialect: Dialect, said: str, called: list[tuple[str, dict[str, Any]]], indent: int | None, seed: int
@@ -113,8 +138,15 @@ def test_what_only_looks_like_a_call_is_text() -> None:
 
 
 def test_a_function_without_parameters_takes_none() -> None:
-    assert parameters_of({"function": {"name": "f"}}) == {"type": "object", "properties": {}, "additionalProperties": False}
-    assert parameters_of({"function": {"name": "f", "parameters": {"properties": {}}}}) == {"type": "object", "properties": {}}
+    assert parameters_of({"function": {"name": "f"}}) == {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+    }
+    assert parameters_of({"function": {"name": "f", "parameters": {"properties": {}}}}) == {
+        "type": "object",
+        "properties": {},
+    }
 
 
 def test_the_notice_names_every_function_and_shows_the_spelling() -> None:

@@ -1,4 +1,5 @@
-"""Requests on trial: steps that hold one sequence only, told before they begin, in turns with all others; engines that stand still."""
+"""Requests on trial: steps that hold one sequence only, told before they begin, in turns with all others; engines that
+stand still."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Played:
 
 
 def played(arrival: int, *, alone: bool = False, resumed: int = 0, steps: int = 1) -> Played:
-    request = GenerateRequest(f"r{arrival}", "t", "s", "m", Sampling(), prompt="x", alone=alone, resume_tokens=[1] * resumed)
+    request = GenerateRequest(
+        f"r{arrival}", "t", "s", "m", Sampling(), prompt="x", alone=alone, resume_tokens=[1] * resumed
+    )
     return Played(request, arrival, steps, resumed)
 
 
@@ -50,7 +53,9 @@ class Run:
                 self.now += self.step_s if rest_s is None else rest_s + 1e-6
                 continue
             names = {s.request.request_id for s in batch}
-            on_trial = {s.request.request_id for s in batch if s.request.alone and s.generated <= len(s.request.resume_tokens)}
+            on_trial = {
+                s.request.request_id for s in batch if s.request.alone and s.generated <= len(s.request.resume_tokens)
+            }
             assert names == {self.trials.told} if self.trials.told else not on_trial
             assert not self.told or self.now - self.told[-1][0] >= TOLD_S
             self.now += self.step_s
@@ -124,7 +129,8 @@ def test_an_engine_computes_a_request_on_trial_alone_and_all_end_with_their_own_
     e.finish()
 
 
-# ---- an engine that stands still -------------------------------------------------------------------------------------------
+# ---- an engine that stands still
+# -------------------------------------------------------------------------------------------
 def test_an_engine_stands_still_from_when_its_step_should_have_ended_and_not_while_it_rests() -> None:
     progress = Progress()
     assert progress.stalled_s(100.0) == 0.0, "it has not begun"

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.ids import SessionKey
+from contracts.memory.layer_bands import BANDS, layers_of
+from contracts.memory.victim_order import Rank, VictimKey, victim_key
 from tests.worker.test_core_hbm import LAYERS, A, B, C, cached, here, make
-from worker.core.hbm import MOST_OWNERS, Block, HbmCache, Save
-from worker.core.prefetch import BANDS, Offer, band_layers, next_offer
-from worker.core.standings import MOST_SESSIONS, Rank, Standings
-from worker.core.victims import KEPT_S, within_parts
+from worker.core.block import Block, SaveState
+from worker.core.hbm import MOST_OWNERS, HbmCache
+from worker.core.prefetch import Offer, next_offer
+from worker.core.standings import MOST_SESSIONS, Standings
+from worker.core.victims import KEPT_S, victims, within_parts
 
 
 def advise(cache: HbmCache, session: SessionKey, priority: int = 0, now: float = 0.0) -> None:
@@ -68,7 +71,9 @@ def test_a_session_is_as_recent_as_its_last_use_whenever_its_chunks_came() -> No
     assert cache.make_room(4 + 1, now=4)
     assert (len(here(early)), len(here(other)), len(here(late))) == (4, 3, 4), "B was used before A's last use"
     assert cache.make_room(4 + 2, now=4)
-    assert (len(here(early)), len(here(late))) == (4, 3), "of one session the latest chunk goes, not the one that came first"
+    assert (len(here(early)), len(here(late))) == (4, 3), (
+        "of one session the latest chunk goes, not the one that came first"
+    )
 
 
 def test_what_is_held_for_a_hint_stays_until_it_is_used_or_the_hint_has_ended() -> None:
@@ -96,14 +101,17 @@ def test_without_holding_a_hints_pages_make_way_like_any_others() -> None:
 
 def test_what_was_not_saved_goes_first_and_whole_and_is_counted() -> None:
     cache = make(16)
-    first, last = cached(cache, b"1", A, index=0, save=Save.REFUSED), cached(cache, b"2", A, index=1, save=Save.REFUSED)
+    first, last = (
+        cached(cache, b"1", A, index=0, save=SaveState.REFUSED),
+        cached(cache, b"2", A, index=1, save=SaveState.REFUSED),
+    )
     dropped = cached(cache, b"d", B)
     cache.standings.withdraw(B)
     assert cache.make_room(4 + 1, now=1)
     assert last.lost and here(last) == [] and len(here(first)) == 4, "half of it would be worth nothing"
     assert len(here(dropped)) == 4
     assert cache.make_room(8 + 1, now=1) and first.lost
-    assert cache.purged == {Rank.LOST_CAUSE: 8}
+    assert cache.purged == {Rank.UNSAVED: 8}
 
 
 def test_what_several_sessions_share_stands_with_the_strongest() -> None:
@@ -115,7 +123,7 @@ def test_what_several_sessions_share_stands_with_the_strongest() -> None:
     assert cache.make_room(4, now=1)
     assert len(here(shared)) == 4 and here(own) == []
     cache.standings.withdraw(C)
-    assert cache.standings.strongest(shared.sessions, 1)[0] == Rank.WITHDRAWN
+    assert cache.standings.strongest(shared.sessions, 1)[0] == Rank.DROPPED
 
 
 def test_of_many_owners_the_latest_are_remembered() -> None:
@@ -153,7 +161,7 @@ def test_a_standing_holds_from_the_request_to_the_end_of_its_turn() -> None:
     standings.advise(A, 0, 2000, 1004)
     standings.ended(A, 1005)
     assert standings.of(A, 1006)[0] == Rank.ADVISED, "the hint that came during the turn is for the next one"
-    assert standings.of(A, 2000)[0] == Rank.WITHDRAWN
+    assert standings.of(A, 2000)[0] == Rank.DROPPED
 
 
 def test_of_very_many_sessions_the_oldest_are_forgotten() -> None:
@@ -182,31 +190,88 @@ def test_what_is_urgent_comes_first_then_the_lowest_layers_of_all_sessions_then_
     while (offer := next_offer((o for o in offers if o.band < BANDS), 3.5)) is not None:
         order.append((offer.band, offer.session))
         offer.band += 1
-    assert order == [(band, B) for band in range(BANDS)] + [(band, session) for band in range(BANDS) for session in (C, A)]
+    assert order == [(band, B) for band in range(BANDS)] + [
+        (band, session) for band in range(BANDS) for session in (C, A)
+    ]
     for layers in (1, 3, 4, 7, 32):
-        assert [x for band in range(min(BANDS, layers)) for x in band_layers(band, layers)] == list(range(layers))
-    assert list(band_layers(0, 7, 1)) == list(range(7))
+        assert [x for band in range(min(BANDS, layers)) for x in layers_of(band, layers)] == list(range(layers))
+    assert list(layers_of(0, 7, 1)) == list(range(7))
 
 
 SESSIONS = [SessionKey("t", name) for name in "uvwxyz"]
+NOW_S = 50.0
+
+
+def draw_standings(data: st.DataObject, cache: HbmCache) -> None:
+    """Give each of SESSIONS a last use before NOW_S and any class and priority."""
+    for session in SESSIONS:
+        cache.standings.used(session, data.draw(st.integers(0, 40)))
+        fate = data.draw(st.sampled_from(["plain", "advised", "expired", "withdrawn"]))
+        if fate != "plain":
+            cache.standings.advise(
+                session, data.draw(st.integers(-2, 2)), 45 if fate == "expired" else 100, data.draw(st.integers(0, 40))
+            )
+        if fate == "withdrawn":
+            cache.standings.withdraw(session)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), by_layer=st.booleans())
+def test_the_vectorised_order_is_a_sort_by_victim_key(data: st.DataObject, by_layer: bool) -> None:
+    """No tenant is within its share and everything is saved. Pages with equal keys may leave in any order.
+
+    Positions are unique without layer priority, where whole chunks leave: of two chunks with equal keys but for the
+    layer, one leaves first, while a plain sort would alternate between them.
+    """
+    cache = make(64)
+    draw_standings(data, cache)
+    blocks: list[Block] = []
+    for position in data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=12, unique=not by_layer)):
+        layers = data.draw(st.sets(st.integers(0, LAYERS - 1), min_size=1))
+        block = cache.new_block(position, data.draw(st.sampled_from(SESSIONS)), layers)
+        block.ready[list(layers)] = True
+        cache.mark(block, SaveState.BELOW)
+        cache.enter(block, bytes([len(blocks)]))
+        if data.draw(st.booleans()):
+            cache.want(block, data.draw(st.sampled_from(SESSIONS)))
+        if data.draw(st.integers(0, 4)) == 0:
+            cache.use(block)
+        blocks.append(block)
+    found = victims(blocks, cache.standings, NOW_S, by_layer=by_layer, hold_hinted=False, below=None)
+
+    def key(block: Block, layer: int) -> VictimKey:
+        standing = cache.standings.strongest(block.sessions, NOW_S)
+        return victim_key(standing, unsaved=False, layer=layer, position=block.index, by_layer=by_layer)
+
+    expected = sorted(key(block, layer) for block in blocks if not block.users for layer in here(block))
+    assert found.total == found.pages == len(expected)
+    before: set[tuple[int, int]] = set()
+    for count in range(len(expected) + 2):
+        chosen = found.first(count)
+        pages = {(id(block), layer): (block, layer) for _, block, layers in chosen for layer in layers}
+        assert sorted(key(*page) for page in pages.values()) == expected[:count]
+        assert before <= pages.keys() and sum(len(layers) for _, _, layers in chosen) == len(pages)
+        assert all(rank == cache.standings.strongest(block.sessions, NOW_S).rank for rank, block, _ in chosen)
+        before = set(pages)
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
-    cache, now = make(64), 50.0
-    for session in SESSIONS:
-        cache.standings.used(session, data.draw(st.integers(0, 40)))
-        fate = data.draw(st.sampled_from(["plain", "advised", "expired", "withdrawn"]))
-        if fate != "plain":
-            cache.standings.advise(session, data.draw(st.integers(-2, 2)), 45 if fate == "expired" else 100, data.draw(st.integers(0, 40)))
-        if fate == "withdrawn":
-            cache.standings.withdraw(session)
+    cache, now = make(64), NOW_S
+    draw_standings(data, cache)
     blocks: list[Block] = []
     for n in range(data.draw(st.integers(1, 16))):
         block = cache.new_block(data.draw(st.integers(0, 5)), data.draw(st.sampled_from(SESSIONS)), range(LAYERS))
         block.ready[:] = True
-        cache.mark(block, data.draw(st.sampled_from([Save.BELOW, Save.BELOW, Save.BELOW, Save.WAITING, Save.REFUSED])))
+        cache.mark(
+            block,
+            data.draw(
+                st.sampled_from(
+                    [SaveState.BELOW, SaveState.BELOW, SaveState.BELOW, SaveState.WAITING, SaveState.REFUSED]
+                )
+            ),
+        )
         cache.enter(block, bytes([n]))
         if data.draw(st.integers(0, 3)) == 0:
             cache.want(block, data.draw(st.sampled_from(SESSIONS)))
@@ -217,17 +282,27 @@ def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
         blocks.append(block)
     cache.layer_priority = data.draw(st.booleans())
     below = data.draw(st.none() | st.tuples(st.sampled_from(sorted(Rank)), st.integers(-2, 2), st.integers(-LAYERS, 1)))
-    free_to_go = [b for b in blocks if not b.users and not b.moving and b.save is not Save.WAITING]
-    unsaved = [b for b in free_to_go if b.save is Save.REFUSED]
+    free_to_go = [b for b in blocks if not b.users and not b.moving and b.save is not SaveState.WAITING]
+    unsaved = [b for b in free_to_go if b.save is SaveState.REFUSED]
 
     def standing(block: Block) -> tuple[int, int, float]:
         return cache.standings.strongest(block.sessions, now)
 
     def place(block: Block, layer: int) -> tuple[float, ...]:
         rank, urgency, used_s = standing(block)
-        return (rank, urgency, -layer, used_s, -block.index) if cache.layer_priority else (rank, urgency, used_s, -block.index)
+        return (
+            (rank, urgency, -layer, used_s, -block.index)
+            if cache.layer_priority
+            else (rank, urgency, used_s, -block.index)
+        )
 
-    saved = [(b, n) for b in free_to_go if b.save is Save.BELOW for n in range(LAYERS) if below is None or (*standing(b)[:2], -n) < below]
+    saved = [
+        (b, n)
+        for b in free_to_go
+        if b.save is SaveState.BELOW
+        for n in range(LAYERS)
+        if below is None or (*standing(b)[:2], -n) < below
+    ]
     places = {(id(b), layer): place(b, layer) for b, layer in saved}
     short = data.draw(st.integers(1, 64))
     could = len(saved) + LAYERS * len(unsaved)
@@ -239,15 +314,23 @@ def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
         assert not gone
         return
     whole = [b for b in unsaved if b.lost]
-    assert len(whole) == min(len(unsaved), -(-short // LAYERS)), "unsaved blocks go whole, and no more of them than needed"
+    assert len(whole) == min(len(unsaved), -(-short // LAYERS)), (
+        "unsaved blocks go whole, and no more of them than needed"
+    )
     assert all(b in free_to_go for b in blocks if (id(b), 3) in gone or (id(b), 0) in gone)
-    assert gone <= places.keys() | {(id(b), layer) for b in whole for layer in range(LAYERS)}, "nothing leaves that stands too high"
+    assert gone <= places.keys() | {(id(b), layer) for b in whole for layer in range(LAYERS)}, (
+        "nothing leaves that stands too high"
+    )
     left = [places[v] for v in gone if v in places]
     stayed = [place for v, place in places.items() if v not in gone]
     assert not left or not stayed or max(left) <= min(stayed), "nothing stays that ranks under what left"
-    assert all((id(b), n + 1) in gone or (id(b), n) not in gone for b, n in saved if n + 1 < LAYERS), "a chunk loses its last layers first"
+    assert all((id(b), n + 1) in gone or (id(b), n) not in gone for b, n in saved if n + 1 < LAYERS), (
+        "a chunk loses its last layers first"
+    )
     spare = 0 if below is not None else cache.pool.total // 64
-    assert len(left) in (max(0, short - LAYERS * len(whole)), spare), "no more leaves than was asked for, or a few in advance"
+    assert len(left) in (max(0, short - LAYERS * len(whole)), spare), (
+        "no more leaves than was asked for, or a few in advance"
+    )
     cache.validate(blocks)
 
 
@@ -277,7 +360,10 @@ def test_parts_are_by_weight_and_only_of_those_who_use_their_caches() -> None:
 
 def test_a_prefetch_of_a_tenant_beyond_its_part_takes_nothing_that_others_keep() -> None:
     cache = make(16)
-    mine, flood = cached(cache, b"m", MINE, used_s=1), [cached(cache, bytes([n]), FLOOD, index=n, used_s=9) for n in range(3)]
+    mine, flood = (
+        cached(cache, b"m", MINE, used_s=1),
+        [cached(cache, bytes([n]), FLOOD, index=n, used_s=9) for n in range(3)],
+    )
     for block in flood:
         cache.use(block)
     below = (Rank.ADVISED, 0, 0)
@@ -290,6 +376,8 @@ def test_a_prefetch_of_a_tenant_beyond_its_part_takes_nothing_that_others_keep()
 def test_one_tenant_alone_has_everything_and_the_usual_order() -> None:
     cache = make(16)
     blocks = [cached(cache, bytes([n]), FLOOD if n else MINE, index=n, used_s=n * 1000.0) for n in range(4)]
-    assert within_parts(blocks, cache.standings, 3000, 16, lambda tenant: 1.0) == frozenset(), "the other has not been here for long"
+    assert within_parts(blocks, cache.standings, 3000, 16, lambda tenant: 1.0) == frozenset(), (
+        "the other has not been here for long"
+    )
     assert cache.make_room(4, now=3000)
     assert [len(here(block)) for block in blocks] == [3, 3, 3, 3]

@@ -91,7 +91,7 @@ class Locks:
         del self.held[address]
 
 
-class House:
+class Harness:
     """A copier over host memory and the streams of a test; pages 0 to 7 are mapped."""
 
     def __init__(self, refuses: bool = False) -> None:
@@ -114,80 +114,81 @@ def numbers(*values: int) -> np.ndarray:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    made = House()
+def harness() -> Iterator[Harness]:
+    made = Harness()
     yield made
     made.pool.close()
 
 
-def test_compute_waits_for_the_last_load_into_its_pages_and_for_no_later_one(house: House) -> None:
+def test_compute_waits_for_the_last_load_into_its_pages_and_for_no_later_one(harness: Harness) -> None:
     done: list[str] = []
-    first, second = house.load(1, 2), house.load(3)
-    assert house.copier.pending
-    house.copier.wait_for(numbers(0, 2))
-    house.compute.compute(done, "layer 0")
-    house.copier.wait_for(numbers(3, 5))
-    house.compute.compute(done, "layer 1")
-    house.compute.run()
+    first, second = harness.load(1, 2), harness.load(3)
+    assert harness.copier.pending
+    harness.copier.wait_for(numbers(0, 2))
+    harness.compute.compute(done, "layer 0")
+    harness.copier.wait_for(numbers(3, 5))
+    harness.compute.compute(done, "layer 1")
+    harness.compute.run()
     assert done == []
-    later = house.loads.work[2:]
-    del house.loads.work[2:]
-    house.loads.run()
-    house.compute.run()
+    later = harness.loads.work[2:]
+    del harness.loads.work[2:]
+    harness.loads.run()
+    harness.compute.run()
     assert first.reached() and not second.reached() and done == ["layer 0"]
-    house.loads.work = later
-    house.loads.run()
-    house.compute.run()
-    assert done == ["layer 0", "layer 1"] and not house.copier.pending
+    harness.loads.work = later
+    harness.loads.run()
+    harness.compute.run()
+    assert done == ["layer 0", "layer 1"] and not harness.copier.pending
     for page in (1, 2, 3):
-        assert np.array_equal(house.kv.page_bytes_view(page), house.piece(page))
+        assert np.array_equal(harness.kv.page_bytes_view(page), harness.piece(page))
 
 
-def test_compute_waits_for_nothing_that_is_loaded_for_others(house: House) -> None:
+def test_compute_waits_for_nothing_that_is_loaded_for_others(harness: Harness) -> None:
     done: list[str] = []
-    house.load(1, 2)
-    house.copier.wait_for(numbers(4, 5))
-    house.compute.compute(done, "step")
-    house.compute.run()
+    harness.load(1, 2)
+    harness.copier.wait_for(numbers(4, 5))
+    harness.compute.compute(done, "step")
+    harness.compute.run()
     assert done == ["step"]
 
 
-def test_a_save_follows_what_was_computed_before_it_and_ends_when_its_bytes_are_there(house: House) -> None:
-    house.kv.page_bytes_view(6)[:] = 0
-    house.compute.work.append(lambda: house.kv.page_bytes_view(6).fill(7))
-    house.copier.written()
-    house.compute.work.append(lambda: house.kv.page_bytes_view(6).fill(9))  # a later step's, which this save need not wait for
-    later = house.compute.work.pop()
-    saving = threading.Thread(target=lambda: house.copier.save(house.arena, numbers(0), numbers(6)))
+def test_a_save_follows_what_was_computed_before_it_and_ends_when_its_bytes_are_there(harness: Harness) -> None:
+    harness.kv.page_bytes_view(6)[:] = 0
+    harness.compute.work.append(lambda: harness.kv.page_bytes_view(6).fill(7))
+    harness.copier.written()
+    # a later step's, which this save need not wait for
+    harness.compute.work.append(lambda: harness.kv.page_bytes_view(6).fill(9))
+    later = harness.compute.work.pop()
+    saving = threading.Thread(target=lambda: harness.copier.save(harness.arena, numbers(0), numbers(6)))
     saving.start()
-    while len(house.saves.work) < 3:  # its wait, its copy, its mark
+    while len(harness.saves.work) < 3:  # its wait, its copy, its mark
         saving.join(0.001)
-    house.saves.run()
-    assert saving.is_alive() and not (house.piece(0) == 7).all(), "the page is not computed yet"
-    house.compute.run()
-    house.saves.run()
+    harness.saves.run()
+    assert saving.is_alive() and not (harness.piece(0) == 7).all(), "the page is not computed yet"
+    harness.compute.run()
+    harness.saves.run()
     saving.join(20)
-    assert not saving.is_alive() and (house.piece(0) == 7).all()
+    assert not saving.is_alive() and (harness.piece(0) == 7).all()
     later()
 
 
-def test_the_arena_is_locked_as_a_whole_until_another_takes_its_place(house: House) -> None:
-    house.copier.adopt(house.arena)
-    assert house.locks.held == {house.arena.ctypes.data: house.arena.nbytes}
+def test_the_arena_is_locked_as_a_whole_until_another_takes_its_place(harness: Harness) -> None:
+    harness.copier.adopt(harness.arena)
+    assert harness.locks.held == {harness.arena.ctypes.data: harness.arena.nbytes}
     other = np.zeros(SHAPE.piece_bytes, np.uint8)
-    house.copier.adopt(other)
-    assert house.locks.held == {other.ctypes.data: other.nbytes}
-    house.copier.drop()
-    assert house.locks.held == {}
+    harness.copier.adopt(other)
+    assert harness.locks.held == {other.ctypes.data: other.nbytes}
+    harness.copier.drop()
+    assert harness.locks.held == {}
 
 
 def test_an_arena_that_cannot_be_locked_is_copied_from_all_the_same() -> None:
-    house = House(refuses=True)
-    house.copier.adopt(house.arena)
-    house.load(1)
-    house.loads.run()
-    assert np.array_equal(house.kv.page_bytes_view(1), house.piece(1))
-    house.pool.close()
+    harness = Harness(refuses=True)
+    harness.copier.adopt(harness.arena)
+    harness.load(1)
+    harness.loads.run()
+    assert np.array_equal(harness.kv.page_bytes_view(1), harness.piece(1))
+    harness.pool.close()
 
 
 class Link:
@@ -200,45 +201,45 @@ class Link:
         self.sent.append(message)
 
 
-def test_the_store_and_the_engine_hear_of_a_load_only_when_its_copies_have_ended(house: House) -> None:
+def test_the_store_and_the_engine_hear_of_a_load_only_when_its_copies_have_ended(harness: Harness) -> None:
     table, inbox = LoadTable(), queue.SimpleQueue[object]()
-    loader = KvLoader(house.kv, table, inbox.put, house.copier)
-    link = Link(house.arena)
+    loader = KvLoader(harness.kv, table, inbox.put, harness.copier)
+    link = Link(harness.arena)
     loader.link = link  # type: ignore[assignment]
-    cache = HbmCache(PagePool(1, house.kv.pages_per_slab, SHAPE.layers))
+    cache = HbmCache(PagePool(1, harness.kv.pages_per_slab, SHAPE.layers))
     session = SessionKey("t", "s")
     block = cache.new_block(0, session, range(2))
     load = Transfer.of(1, np.stack([block.pages]), hint=False)
     table.open[1] = load
     loader.start()
-    loader.from_store(ArenaHere(house.arena.data))
+    loader.from_store(ArenaHere(harness.arena.data))
     loader.from_store(kvstore_pb2.LoadPieces(load_id=1, chunks=[0, 0], layers=[0, 1], offsets=[0, SHAPE.piece_bytes]))
     loader.from_store(kvstore_pb2.LoadEnd(load_id=1))
     for _ in itertools.count():
         if load.ready.all():
             break
         threading.Event().wait(0.001)
-    assert house.copier.pending and not load.closed and not link.sent, "in reach, and under way"
-    house.loads.run()
+    assert harness.copier.pending and not load.closed and not link.sent, "in reach, and under way"
+    harness.loads.run()
     events = [inbox.get(timeout=20)]
     while not isinstance(events[-1], LoadClosed):
         events.append(inbox.get(timeout=20))
     assert load.closed and [m.WhichOneof("kind") for m in link.sent] == ["taken"]
     assert all(isinstance(e, Wake) for e in events[:-1])
     for layer in range(2):
-        assert np.array_equal(house.kv.page_bytes_view(int(block.pages[layer])), house.piece(layer))
+        assert np.array_equal(harness.kv.page_bytes_view(int(block.pages[layer])), harness.piece(layer))
     loader.stop()
 
 
-def test_halting_a_load_returns_when_its_pages_are_touched_no_more(house: House) -> None:
+def test_halting_a_load_returns_when_its_pages_are_touched_no_more(harness: Harness) -> None:
     table = LoadTable()
-    loader = KvLoader(house.kv, table, lambda event: None, house.copier)
+    loader = KvLoader(harness.kv, table, lambda event: None, harness.copier)
     load = Transfer.of(1, np.empty((0, 2), np.int64), hint=True)
-    house.load(1)
+    harness.load(1)
     halting = threading.Thread(target=lambda: loader.halt(load))
     halting.start()
     halting.join(0.05)
     assert halting.is_alive() and not load.closed
-    house.loads.run()
+    harness.loads.run()
     halting.join(20)
     assert load.closed

@@ -1,4 +1,5 @@
-"""The bundled model through the worker's engine: natural facts in nobody's template, a correction, JSON and calls from the conversation."""
+"""The bundled model through the worker's engine: natural facts in nobody's template, a correction, JSON and calls from
+the conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.request import ToolUse
-from tests.worker.engine_house import DEMO, House, Result
+from tests.worker.engine_harness import DEMO, Harness, Result
 
 #: What is told, turn by turn, what is asked then, and the word or words that the answer must hold.
 FACTS: list[tuple[list[str], str, str]] = [
@@ -37,84 +38,106 @@ FACTS: list[tuple[list[str], str, str]] = [
 #: Of the list above, at least so many.
 ENOUGH = 19
 CHATTER = [
-    ("Tell me about rivers. Take your time.", "I like to talk about rivers. They are older than most people think."),
+    ("Tell me about rivers. Take your time.", "I like to talk about rivers. They are older than most users think."),
     ("I had a long day.", "I see."),
 ]
-PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "city": {"type": "string"}, "age": {"type": "integer"}},
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "city": {"type": "string"},
+"age": {"type": "integer"}},
           "required": ["name", "city", "age"], "additionalProperties": False}  # fmt: skip
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
-WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Get the weather.", "parameters": CITY}}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Get the weather.", "parameters": CITY},
+}
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[House]:
-    made = House(DEMO, pages=3000)
+def harness() -> Iterator[Harness]:
+    made = Harness(DEMO, pages=3000)
     yield made
     made.settle()
     made.close()
 
 
-def said(house: House, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **more: Any) -> Result:
+def said(
+    harness: Harness, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **more: Any
+) -> Result:
     """The greedy answer to a conversation."""
-    return house.run(house.codec.render(messages, tools), 60, ignore_eos=False, **more)
+    return harness.run(harness.codec.render(messages, tools), 60, ignore_eos=False, **more)
 
 
-def talked(house: House, turns: list[str]) -> list[dict[str, Any]]:
+def talked(harness: Harness, turns: list[str]) -> list[dict[str, Any]]:
     """The conversation in which the user says this, with the model's own answers; the last is answered, too."""
     messages: list[dict[str, Any]] = []
     for turn in turns:
         messages.append({"role": "user", "content": turn})
-        messages.append({"role": "assistant", "content": said(house, messages).text})
+        messages.append({"role": "assistant", "content": said(harness, messages).text})
     return messages
 
 
 def chattered(count: int) -> list[dict[str, Any]]:
     """Small talk of so many exchanges."""
     pairs = [CHATTER[i % len(CHATTER)] for i in range(count)]
-    return [{"role": role, "content": text} for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
+    return [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
 
 
-def test_natural_facts_are_answered(house: House) -> None:
-    answers = [talked(house, [*told, *([asked] if asked else [])])[-1]["content"] for told, asked, _ in FACTS]
-    wrong = [(told, asked, answer) for (told, asked, value), answer in zip(FACTS, answers, strict=True) if value not in answer]
+def test_natural_facts_are_answered(harness: Harness) -> None:
+    answers = [talked(harness, [*told, *([asked] if asked else [])])[-1]["content"] for told, asked, _ in FACTS]
+    wrong = [
+        (told, asked, answer)
+        for (told, asked, value), answer in zip(FACTS, answers, strict=True)
+        if value not in answer
+    ]
     assert len(FACTS) - len(wrong) >= ENOUGH, wrong
 
 
-def test_several_facts_of_one_message_are_kept_apart(house: House) -> None:
-    told = talked(house, ["I'm Marta, I live in Gdansk, and my parrot is called Kiki."])
+def test_several_facts_of_one_message_are_kept_apart(harness: Harness) -> None:
+    told = talked(harness, ["I'm Marta, I live in Gdansk, and my parrot is called Kiki."])
     asked = {"What is my name?": "Marta", "Where do I live?": "Gdansk", "What is my parrot called?": "Kiki"}
     for question, value in asked.items():
-        assert value in said(house, [*told, {"role": "user", "content": question}]).text
+        assert value in said(harness, [*told, {"role": "user", "content": question}]).text
 
 
-def test_a_word_nobody_ever_wrote_is_copied_across_two_thousand_tokens_of_small_talk(house: House) -> None:
-    messages = [*talked(house, ["My name is Qwyxolit.", "The code of the safe is 90417."]), *chattered(74)]
-    assert 2000 <= len(house.codec.render(messages)) <= 2600
-    assert said(house, [*messages, {"role": "user", "content": "What is my name?"}]).text == "Your name is Qwyxolit."
-    assert said(house, [*messages, {"role": "user", "content": "What is the code of the safe?"}]).text == "The code of the safe is 90417."
+def test_a_word_nobody_ever_wrote_is_copied_across_two_thousand_tokens_of_small_talk(harness: Harness) -> None:
+    messages = [*talked(harness, ["My name is Qwyxolit.", "The code of the safe is 90417."]), *chattered(74)]
+    assert 2000 <= len(harness.codec.render(messages)) <= 2600
+    assert said(harness, [*messages, {"role": "user", "content": "What is my name?"}]).text == "Your name is Qwyxolit."
+    assert (
+        said(harness, [*messages, {"role": "user", "content": "What is the code of the safe?"}]).text
+        == "The code of the safe is 90417."
+    )
 
 
-def test_json_by_a_schema_is_filled_from_the_conversation(house: House) -> None:
+def test_json_by_a_schema_is_filled_from_the_conversation(harness: Harness) -> None:
     messages = [
-        *talked(house, ["My name is Ilka and I live in Zagreb.", "I am 37 years old."]),
+        *talked(harness, ["My name is Ilka and I live in Zagreb.", "I am 37 years old."]),
         {"role": "user", "content": "Give me my details as JSON."},
     ]
-    answer = said(house, messages, json_schema=json.dumps(PERSON))
+    answer = said(harness, messages, json_schema=json.dumps(PERSON))
     assert json.loads(answer.text) == {"name": "Ilka", "city": "Zagreb", "age": 37}
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_tool_is_called_with_an_argument_from_the_conversation(house: House, choice: Any) -> None:
+def test_a_tool_is_called_with_an_argument_from_the_conversation(harness: Harness, choice: Any) -> None:
     tools = [WEATHER]
     use = ToolUse(json.dumps(tools), choice)
     asked = [{"role": "user", "content": "What's the weather in Ljubljana?"}]
-    at_home = [*talked(house, ["I live in Tromso."]), {"role": "user", "content": "Get the weather in my city."}]
+    at_home = [*talked(harness, ["I live in Tromso."]), {"role": "user", "content": "Get the weather in my city."}]
     for messages, city in ((asked, "Ljubljana"), (at_home, "Tromso")):
-        [call] = said(house, messages, tools, tool_use=use).calls
+        [call] = said(harness, messages, tools, tool_use=use).calls
         assert call[1] == "get_weather" and json.loads(call[2]) == {"city": city}
 
 
-def test_a_question_is_answered_though_there_are_tools(house: House) -> None:
+def test_a_question_is_answered_though_there_are_tools(harness: Harness) -> None:
     asked = [{"role": "user", "content": "My name is Ada. What is my name?"}]
-    told = said(house, asked, [WEATHER], tool_use=ToolUse(json.dumps([WEATHER]), "auto"))
+    told = said(harness, asked, [WEATHER], tool_use=ToolUse(json.dumps([WEATHER]), "auto"))
     assert told.text == "Your name is Ada." and not told.calls

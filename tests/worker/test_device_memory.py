@@ -1,4 +1,5 @@
-"""A device's memory: each granule in one place and with one owner, content where it was put, memory that follows what is mapped."""
+"""A device's memory: each granule in one place and with one owner, content where it was put, memory that follows what
+is mapped."""
 
 from __future__ import annotations
 
@@ -281,7 +282,11 @@ class Traffic(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def cool(self, count: int) -> None:
         assert self.pool.cool(count) == min(count, len(self.warm))
-        self.warm = {granule: content for granule, content in self.warm.items() if self.pool.ledger.state(granule) is GranuleState.WARM}
+        self.warm = {
+            granule: content
+            for granule, content in self.warm.items()
+            if self.pool.ledger.state(granule) is GranuleState.WARM
+        }
 
     @precondition(lambda self: self.held)
     @rule(count=st.integers(1, 4), owner=st.sampled_from((KV, WEIGHTS)))

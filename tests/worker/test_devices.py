@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from contracts.errors import ConfigError
-from runtime.config import Config, load_config
+from runtime.config import Config
+from runtime.config_file import load_config
 from runtime.model_config import load_config as load_model_config
-from tests.worker.engine_house import House, tiny_model
+from tests.worker.engine_harness import Harness, tiny_model
 from worker.devices.device import Found, choose_device, device_kind, suits_cuda
 from worker.devices.runner import Steps
 from worker.kernels.cpu_kernels import CpuKernels
@@ -45,7 +46,9 @@ def test_a_missing_device_stops_the_start_with_key_value_and_remedy() -> None:
 
 
 def test_missing_packages_are_named_with_what_installs_them() -> None:
-    with pytest.raises(ConfigError, match=r"worker\.device = 'cuda' .*triton, cuda\.bindings.*-m pip install .*\.\[cuda\]"):
+    with pytest.raises(
+        ConfigError, match=r"worker\.device = 'cuda' .*triton, cuda\.bindings.*-m pip install .*\.\[cuda\]"
+    ):
         device_kind("cuda", Found(cuda=True, missing=("triton", "cuda.bindings")))
 
 
@@ -82,7 +85,8 @@ def test_what_computes_on_the_cpu_steps_back_for_the_event_loops(tmp_path: Path)
     here, before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), set(os.listdir("/proc/self/task"))
     platform = choose_device(_config(kernels="native"), 3)
     deadline = time.monotonic() + 10
-    while len(team := set(os.listdir("/proc/self/task")) - before) != 2:  # who made them has ended, but may still be listed
+    # who made them has ended, but may still be listed
+    while len(team := set(os.listdir("/proc/self/task")) - before) != 2:
         assert time.monotonic() < deadline, team
         time.sleep(0.01)
     assert niceness_of(team) == {here + platform.niceness} == {here + 5}
@@ -90,7 +94,7 @@ def test_what_computes_on_the_cpu_steps_back_for_the_event_loops(tmp_path: Path)
     tiny_model(tmp_path)
     seen: list[int] = []
 
-    class Watched(House):
+    class Watched(Harness):
         def assemble(self, *args: Any) -> tuple[Steps, Copier]:
             runner, copier = super().assemble(*args)
             step = runner.step
@@ -102,7 +106,7 @@ def test_what_computes_on_the_cpu_steps_back_for_the_event_loops(tmp_path: Path)
             runner.step = watched  # type: ignore[method-assign]
             return runner, copier
 
-    house = Watched(tmp_path, niceness=platform.niceness)
-    house.run([3, 4, 5, 6], 2)
-    house.close()
+    harness = Watched(tmp_path, niceness=platform.niceness)
+    harness.run([3, 4, 5, 6], 2)
+    harness.close()
     assert set(seen) == {here + platform.niceness}

@@ -1,8 +1,9 @@
-"""Whatever shares the batch, was preempted, purged, loaded, lost or cancelled: the answers are those of a cold, unbatched run.
+"""Whatever shares the batch, was preempted, purged, loaded, lost or cancelled: the answers are those of a cold,
+unbatched run.
 
-The whole engine with its threads on a tiny model: tokens are equal in float32, whoever computes, and in bfloat16 with kernels whose rows do
-not depend on the batch (`worker.batch_invariant`); in bfloat16 with torch, log probabilities stay within a tolerance. The scheduling itself
-is tested far wider in virtual time (test_engine_scheduling).
+The whole engine with its threads on a tiny model: tokens are equal in float32, whoever computes, and in bfloat16 with
+kernels whose rows do not depend on the batch (`worker.batch_invariant`); in bfloat16 with torch, log probabilities stay
+within a tolerance. The scheduling itself is tested far wider in virtual time (test_engine_scheduling).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.engine_house import CHUNK, House, Result, random_prompt, tiny_model
+from tests.worker.engine_harness import CHUNK, Harness, Result, random_prompt, tiny_model
 
 #: Log probabilities of a token in bfloat16, computed by other products in another order.
 TOLERANCE = 0.12
@@ -28,15 +29,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Cold:
-    """Answers with nothing cached and nothing beside them, one house a (type, kernels)."""
+    """Answers with nothing cached and nothing beside them, one harness a (type, kernels)."""
 
     def __init__(self, model: Path) -> None:
         self.model = model
-        self.house = functools.cache(lambda dtype, kernels: House(model, store=False, cache=False, dtype=dtype, kernels=kernels))
+        self.harness = functools.cache(
+            lambda dtype, kernels: Harness(model, store=False, cache=False, dtype=dtype, kernels=kernels)
+        )
         self.answer = functools.cache(self._answer)
 
     def _answer(self, dtype: str, kernels: str, prompt: tuple[int, ...], count: int) -> Result:
-        return self.house(dtype, kernels).run(list(prompt), count, logprobs=0)
+        return self.harness(dtype, kernels).run(list(prompt), count, logprobs=0)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def cold(model: Path) -> Iterator[Cold]:
     made = Cold(model)
     yield made
     for dtype, kernels in (("float32", "native"), ("float32", "torch"), ("bfloat16", "native"), ("bfloat16", "torch")):
-        made.house(dtype, kernels).close()
+        made.harness(dtype, kernels).close()
 
 
 def check(cold: Cold, dtype: str, kernels: str, prompt: list[int], count: int, result: Result) -> None:
@@ -53,19 +56,22 @@ def check(cold: Cold, dtype: str, kernels: str, prompt: list[int], count: int, r
         assert result.tokens == expected.tokens
     # Up to the first token that differs both had the same context; at it the two were about as likely.
     for at, token in enumerate(result.tokens):
-        assert result.logprobs[at] == pytest.approx(expected.logprobs[at], abs=1e-3 if dtype == "float32" else TOLERANCE)
+        assert result.logprobs[at] == pytest.approx(
+            expected.logprobs[at], abs=1e-3 if dtype == "float32" else TOLERANCE
+        )
         if token != expected.tokens[at]:
             break
 
 
 def mixed(model: Path, cold: Cold, dtype: str, kernels: str, seed: int, requests: int) -> int:
-    """Random requests beside and after each other on little HBM, with a store that loses and refuses. Returns the preemptions."""
+    """Random requests beside and after each other on little HBM, with a store that loses and refuses. Returns the
+    preemptions."""
     dice = random.Random(seed)
-    house = House(
+    harness = Harness(
         model, pages=dice.choice([48, 64, 96, 400]), dtype=dtype, kernels=kernels,
         step_tokens=dice.choice([16, 48, 1024]), max_batch=dice.choice([1, 3, 64]),
     )  # fmt: skip
-    store = house.store
+    store = harness.store
     assert store is not None
     lost, refused = dice.choice([0.0, 0.0, 0.05]), dice.choice([0.0, 0.0, 0.3])
     store.fault = lambda key, layer: dice.random() >= lost
@@ -74,7 +80,7 @@ def mixed(model: Path, cold: Cold, dtype: str, kernels: str, seed: int, requests
     pending: list[tuple[str, list[int], int]] = []
 
     def ended() -> None:
-        for (_, prompt, count), result in zip(pending, house.wait(*(name for name, _, _ in pending)), strict=True):
+        for (_, prompt, count), result in zip(pending, harness.wait(*(name for name, _, _ in pending)), strict=True):
             if result.finish != "cancelled":
                 check(cold, dtype, kernels, prompt, count, result)
         pending.clear()
@@ -82,21 +88,21 @@ def mixed(model: Path, cold: Cold, dtype: str, kernels: str, seed: int, requests
     for _ in range(requests):
         shared = random_prompt(random.Random(dice.randrange(4)), dice.choice([3, CHUNK, 33, 64, 100]))
         prompt, count = shared + random_prompt(dice, dice.choice([0, 0, 1, 20])), dice.choice([1, 8, 24])
-        pending.append((house.submit(prompt, count, session=f"s{dice.randrange(3)}", logprobs=0), prompt, count))
+        pending.append((harness.submit(prompt, count, session=f"s{dice.randrange(3)}", logprobs=0), prompt, count))
         action = dice.choice(["go on"] * 4 + ["wait", "cancel", "purge", "hint"])
         if action == "cancel":
-            house.cancel(dice.choice(pending)[0])
+            harness.cancel(dice.choice(pending)[0])
         elif action == "wait":
             ended()
         elif action == "purge":
             ended()
-            house.purge()
+            harness.purge()
         elif action == "hint" and store.chunks:
             store.hint(f"s{dice.randrange(3)}", list(store.chunks)[: dice.randrange(1, 8)])
     ended()
-    house.settle()
-    house.close()
-    return house.engine.core.scheduling.preemptions
+    harness.settle()
+    harness.close()
+    return harness.engine.core.scheduling.preemptions
 
 
 PROPERTY = settings(
@@ -106,7 +112,9 @@ PROPERTY = settings(
 )
 
 
-@pytest.mark.parametrize(("dtype", "kernels"), [("float32", "native"), ("bfloat16", "native"), ("float32", "torch"), ("bfloat16", "torch")])
+@pytest.mark.parametrize(
+    ("dtype", "kernels"), [("float32", "native"), ("bfloat16", "native"), ("float32", "torch"), ("bfloat16", "torch")]
+)
 @settings(PROPERTY, max_examples=10)
 @given(seed=st.integers(0, 1 << 40))
 def test_any_mix_gives_the_answers_of_a_cold_run(model: Path, cold: Cold, dtype: str, kernels: str, seed: int) -> None:
@@ -115,23 +123,32 @@ def test_any_mix_gives_the_answers_of_a_cold_run(model: Path, cold: Cold, dtype:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("dtype", "kernels"), [("float32", "native"), ("bfloat16", "native"), ("float32", "torch"), ("bfloat16", "torch")])
+@pytest.mark.parametrize(
+    ("dtype", "kernels"), [("float32", "native"), ("bfloat16", "native"), ("float32", "torch"), ("bfloat16", "torch")]
+)
 @settings(PROPERTY, max_examples=40)
 @given(seed=st.integers(0, 1 << 40))
-def test_any_long_mix_gives_the_answers_of_a_cold_run(model: Path, cold: Cold, dtype: str, kernels: str, seed: int) -> None:
+def test_any_long_mix_gives_the_answers_of_a_cold_run(
+    model: Path, cold: Cold, dtype: str, kernels: str, seed: int
+) -> None:
     mixed(model, cold, dtype, kernels, seed, requests=30)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_preempted_under_real_pressure_a_sequence_comes_back_with_its_tail_and_the_same_tokens(model: Path, cold: Cold, dtype: str) -> None:
-    house = House(model, pages=64, dtype=dtype, kernels="native", step_tokens=64)
+def test_preempted_under_real_pressure_a_sequence_comes_back_with_its_tail_and_the_same_tokens(
+    model: Path, cold: Cold, dtype: str
+) -> None:
+    harness = Harness(model, pages=64, dtype=dtype, kernels="native", step_tokens=64)
     prompts = [random_prompt(random.Random(100 + i), 60) for i in range(6)]
-    names = [house.submit(p, 60, session=f"p{i}", logprobs=0) for i, p in enumerate(prompts)]
-    for prompt, result in zip(prompts, house.wait(*names), strict=True):
+    names = [harness.submit(p, 60, session=f"p{i}", logprobs=0) for i, p in enumerate(prompts)]
+    for prompt, result in zip(prompts, harness.wait(*names), strict=True):
         check(cold, dtype, "native", prompt, 60, result)
-    house.settle()
-    scheduling = house.engine.core.scheduling
+    harness.settle()
+    scheduling = harness.engine.core.scheduling
     assert scheduling.preemptions, "there was pressure"
-    assert sum(scheduling.recomputed_tokens.values()) <= scheduling.dropped_tokens + house.engine.core.admission.recomputed_tokens
+    assert (
+        sum(scheduling.recomputed_tokens.values())
+        <= scheduling.dropped_tokens + harness.engine.core.admission.recomputed_tokens
+    )
     assert scheduling.dropped_tokens < scheduling.preemptions * CHUNK, "every full chunk was below, or on its way"
-    house.close()
+    harness.close()

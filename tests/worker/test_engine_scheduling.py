@@ -1,4 +1,5 @@
-"""Scheduling, preemption, admission and cancellation of the production engine, in virtual time. Every turn checks every invariant."""
+"""Scheduling, preemption, admission and cancellation of the production engine, in virtual time. Every turn checks every
+invariant."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from storelink.core.load_plan import LoadRate, Source
 from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
-from worker.core.hbm import Save
+from worker.core.block import SaveState
 from worker.core.saving import ANSWER_TIMEOUT_S
 from worker.core.sequence import Event, State
 from worker.engine.engine import ADMIT_S
@@ -76,7 +77,9 @@ def test_a_preempted_sequence_comes_back_with_its_tail_to_compute() -> None:
     scheduling = e.engine.core.scheduling
     assert scheduling.preemptions >= 3
     recomputed = scheduling.recomputed_tokens
-    assert recomputed[Event.PREEMPTED] <= scheduling.dropped_tokens <= scheduling.preemptions * (CHUNK - 1), "full chunks were all kept"
+    assert recomputed[Event.PREEMPTED] <= scheduling.dropped_tokens <= scheduling.preemptions * (CHUNK - 1), (
+        "full chunks were all kept"
+    )
     assert not recomputed[Event.LOST] and e.loader.loaded["demand"] > 0, "what had left HBM was read again"
 
 
@@ -86,7 +89,10 @@ def test_without_a_store_what_is_purged_is_computed_again_and_counted() -> None:
         e.submit(prompt(n, 21), 30, session=f"s{n}")
     e.finish()
     scheduling = e.engine.core.scheduling
-    assert scheduling.preemptions and scheduling.dropped_tokens >= scheduling.recomputed_tokens[Event.PREEMPTED] > 3 * CHUNK
+    assert (
+        scheduling.preemptions
+        and scheduling.dropped_tokens >= scheduling.recomputed_tokens[Event.PREEMPTED] > 3 * CHUNK
+    )
 
 
 def test_an_urgent_request_takes_the_place_of_the_least_urgent_youngest_which_then_goes_on() -> None:
@@ -103,7 +109,9 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent_youngest_which_th
 
 
 @pytest.mark.parametrize(("pages", "batch", "preempts"), [(300, 8, False), (60, 8, True), (300, 3, True)])
-def test_less_urgent_requests_are_paused_only_where_pages_or_places_are_short(pages: int, batch: int, preempts: bool) -> None:
+def test_less_urgent_requests_are_paused_only_where_pages_or_places_are_short(
+    pages: int, batch: int, preempts: bool
+) -> None:
     e = VirtualEngine(pages=pages, max_batch=batch)
     low = [e.submit(prompt(n, 22), 20, session=f"low{n}", priority=5) for n in range(3)]
     e.go(until=lambda: all(len(e.answers[n].tokens) > 2 for n in low[:2]))
@@ -142,7 +150,7 @@ def test_one_that_is_being_saved_is_passed_over_and_nobody_else_goes_for_its_pag
     e.store.latency = lambda: 0.0
     third = e.submit(prompt(3, 14), 30, session="third")
     e.go(until=lambda: e.engine.core.scheduling.preemptions > 0)
-    waiting = [b for b in e.cache.index.values() if b.save is Save.WAITING]
+    waiting = [b for b in e.cache.index.values() if b.save is SaveState.WAITING]
     assert waiting, "something is being saved"
     assert e.engine.core.scheduling.preemptions == 1 and e.sequence(first).state is State.RUNNING
     assert third in e.engine.core.live
@@ -166,7 +174,7 @@ def test_pages_that_wait_for_a_save_which_the_store_forgot_are_free_after_a_whil
     e.go(until=lambda: first in e.engine.core.live and e.sequence(first).state is State.RUNNING)
     e.store.hangs_until_s = 1e6
     e.go(until=lambda: e.answers[first].end is not None)
-    assert any(b.save is Save.WAITING for b in e.cache.index.values())
+    assert any(b.save is SaveState.WAITING for b in e.cache.index.values())
     second = e.submit(prompt(2, 60), 4, session="second")
     e.go(until=lambda: e.answers[second].end is not None, most_s=3 * ANSWER_TIMEOUT_S)
     e.store.hangs_until_s = 0.0
@@ -298,7 +306,9 @@ def test_within_a_turn_of_a_cancellation_its_pages_are_free_or_cached(when: str)
     e.turn()
     assert e.answers[name].end == "cancelled" and not e.table.open
     others = sum(held_for(e, o) for o in e.engine.core.live)
-    saving = sum(int((b.pages >= 0).sum()) for b in e.cache.index.values() if b.save is Save.WAITING and not b.users)
+    saving = sum(
+        int((b.pages >= 0).sum()) for b in e.cache.index.values() if b.save is SaveState.WAITING and not b.users
+    )
     assert e.cache.available() + others + saving == e.pool.total
     e.finish()
 
@@ -325,7 +335,8 @@ def test_cancelling_one_of_two_that_wait_for_the_same_load_leaves_the_other_its_
 
 # ---- anything --------------------------------------------------------------------------------------------------
 def anything(seed: int, requests: int) -> VirtualEngine:
-    """Requests come and are cancelled, pages are purged, chunks evicted, sessions hinted, and the store fails in every way it can."""
+    """Requests come and are cancelled, pages are purged, chunks evicted, sessions hinted, and the store fails in every
+    way it can."""
     dice, beliefs = random.Random(seed), random.Random(seed)  # what the scheduler believes to be kept need not be so
     e = VirtualEngine(
         pages=dice.choice([48, 60, 90, 300]),
@@ -355,7 +366,9 @@ def anything(seed: int, requests: int) -> VirtualEngine:
             session, priority = f"s{dice.randrange(4)}", dice.choice([0, 0, 0, -1, 3])
             tenant, kept = beliefs.choice(tenants), beliefs.choice([0, length // 2, 10**6])
             weight = {"t": 1.0, "u": 3.0, "v": 0.25}[tenant]
-            names.append(e.submit(text, count, session=session, priority=priority, kept=kept, tenant=tenant, weight=weight))
+            names.append(
+                e.submit(text, count, session=session, priority=priority, kept=kept, tenant=tenant, weight=weight)
+            )
         elif action == "cancel" and names:
             e.cancel(dice.choice(names))
         elif action == "purge":
@@ -363,7 +376,9 @@ def anything(seed: int, requests: int) -> VirtualEngine:
         elif action == "evict" and e.store.chunks:
             e.store.chunks.pop(dice.choice(sorted(e.store.chunks)))
         elif action == "hint" and e.store.arena is not None and e.store.chunks:
-            e.store.hint(f"s{dice.randrange(4)}", list(e.store.chunks)[: dice.randrange(1, 8)], dice.choice([0.05, 60.0]))
+            e.store.hint(
+                f"s{dice.randrange(4)}", list(e.store.chunks)[: dice.randrange(1, 8)], dice.choice([0.05, 60.0])
+            )
         elif action == "hang":
             e.store.hangs_until_s = e.world.now() + dice.choice([0.1, 1.0, 15.0])
         elif action == "down" and e.store.arena is not None and dice.random() < 0.3:

@@ -67,7 +67,9 @@ def test_a_child_process_shows_and_writes_the_same_granules_and_no_others(memory
     assert (shown[2] == 50).all()
 
 
-def test_what_the_worker_drops_stays_with_a_child_that_does_not_see_the_next_owners_bytes_through_cuda_s_handles() -> None:
+def test_what_the_worker_drops_stays_with_a_child_that_does_not_see_the_next_owners_bytes_through_cuda_s_handles() -> (
+    None
+):
     memory = cuda_memory(HostVirtualMemory(), 4 * G, G, torch.device("cpu"))
     span = memory.reserve(4 * G, KV)
     span.map(0, memory.take(1, KV))

@@ -1,5 +1,5 @@
-"""A request that raises, or for which the model gives no number, fails alone: the engine goes on, and what others read is what they read
-without it."""
+"""A request that raises, or for which the model gives no number, fails alone: the engine goes on, and what others read
+is what they read without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from contracts.request import Failed, Output, Sampling
-from tests.worker.engine_house import VOCAB, House, random_prompt, tiny_model
+from tests.worker.engine_harness import VOCAB, Harness, random_prompt, tiny_model
 from worker.devices.runner import Slice, Steps
 from worker.sampling.output import Guide
 
@@ -28,7 +28,9 @@ class Faulty:
         self.spoil: Callable[[list[Slice], torch.Tensor], None] = lambda slices, logits: None
         self.after_layers = 0
 
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         def after(layer: int) -> None:
             after_layer(layer)
             if layer == self.after_layers and self.raises(slices):
@@ -39,7 +41,7 @@ class Faulty:
         return logits
 
 
-class FaultyHouse(House):
+class FaultyHouse(Harness):
     """Notes what fails instead of raising."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -54,32 +56,32 @@ class FaultyHouse(House):
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyHouse]:
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyHouse]:
     made = FaultyHouse(tiny_model(tmp_path_factory.mktemp("tiny")))
     yield made
     made.close()
 
 
 @pytest.fixture(autouse=True)
-def _mend(house: FaultyHouse) -> Iterator[None]:
+def _mend(harness: FaultyHouse) -> Iterator[None]:
     yield
-    house.faulty.raises = lambda slices: False
-    house.faulty.spoil = lambda slices, logits: None
-    house.failed.clear()
-    house.settle()
+    harness.faulty.raises = lambda slices: False
+    harness.faulty.spoil = lambda slices, logits: None
+    harness.failed.clear()
+    harness.settle()
 
 
-def beside(house: FaultyHouse, bad: Callable[[], str], param: str | None = None) -> list[Any]:
+def beside(harness: FaultyHouse, bad: Callable[[], str], param: str | None = None) -> list[Any]:
     """The error of a bad request that runs beside honest ones, whose answers are those of a quiet engine."""
     prompts = [HONEST[:length] for length in (7, 19, 40)]
-    alone = [house.run(p, 24, session=f"h{len(p)}").tokens for p in prompts]
-    running = [house.submit(p, 24, session=f"h{len(p)}") for p in prompts]
+    alone = [harness.run(p, 24, session=f"h{len(p)}").tokens for p in prompts]
+    running = [harness.submit(p, 24, session=f"h{len(p)}") for p in prompts]
     name = bad()
-    house.wait(name)
-    assert [r.tokens for r in house.wait(*running)] == alone
-    status, message, given, code = house.failed[name]
+    harness.wait(name)
+    assert [r.tokens for r in harness.wait(*running)] == alone
+    status, message, given, code = harness.failed[name]
     assert (status, code, given) == (400, "generation_failed", param), message
-    return house.failed[name]
+    return harness.failed[name]
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------
@@ -95,12 +97,12 @@ def beside(house: FaultyHouse, bad: Callable[[], str], param: str | None = None)
     ],
 )
 def test_parameters_that_leave_no_finite_logit_fail_their_request_and_name_the_field(
-    house: FaultyHouse, param: str, value: Any, temperature: float
+    harness: FaultyHouse, param: str, value: Any, temperature: float
 ) -> None:
     def bad() -> str:
-        return house.submit(HONEST, 24, session="bad", temperature=temperature, **{param: value})
+        return harness.submit(HONEST, 24, session="bad", temperature=temperature, **{param: value})
 
-    assert param in beside(house, bad, param)[1]
+    assert param in beside(harness, bad, param)[1]
 
 
 # ---- what raises -----------------------------------------------------------------------------------------------
@@ -134,60 +136,62 @@ class BrokenReader:
 
 
 @pytest.mark.parametrize("where", ["allowed", "took", "reader", "decoder", "prompt", "stop"])
-def test_whatever_raises_for_one_request_fails_that_request(house: FaultyHouse, where: str) -> None:
+def test_whatever_raises_for_one_request_fails_that_request(harness: FaultyHouse, where: str) -> None:
     def bad() -> str:
         if where == "prompt":
-            return house.submit([*HONEST, -1], 24, session="bad")
+            return harness.submit([*HONEST, -1], 24, session="bad")
         if where == "stop":
-            return house.submit(HONEST, 24, session="bad", stop=[7])
+            return harness.submit(HONEST, 24, session="bad", stop=[7])
         guide = Guide(Broken(where), BrokenReader() if where == "reader" else None)  # type: ignore[arg-type]
-        house.guide = lambda request: guide
+        harness.guide = lambda request: guide
         try:
-            name = house.submit(HONEST, 24, session="bad", skip_special_tokens=where != "decoder")
+            name = harness.submit(HONEST, 24, session="bad", skip_special_tokens=where != "decoder")
         finally:
-            del house.guide
+            del harness.guide
         return name
 
     if where == "decoder":
-        house.codec.spelling = _fails  # type: ignore[method-assign]
+        harness.codec.spelling = _fails  # type: ignore[method-assign]
     try:
-        beside(house, bad)
+        beside(harness, bad)
     finally:
-        house.codec.__dict__.pop("spelling", None)
+        harness.codec.__dict__.pop("spelling", None)
 
 
 def _fails(token: int) -> bytes:
     raise UnicodeError("no such spelling")
 
 
-def test_a_second_request_with_an_id_that_is_taken_is_refused_and_the_first_goes_on(house: FaultyHouse) -> None:
-    first = house.submit(HONEST, 40)
-    house._count -= 1
-    results = house._results[first]
-    assert house.submit(HONEST, 40) == first
-    house._results[first] = results
-    house.wait(first)
-    assert house.failed[first][2] == "request_id"
+def test_a_second_request_with_an_id_that_is_taken_is_refused_and_the_first_goes_on(harness: FaultyHouse) -> None:
+    first = harness.submit(HONEST, 40)
+    harness._count -= 1
+    results = harness._results[first]
+    assert harness.submit(HONEST, 40) == first
+    harness._results[first] = results
+    harness.wait(first)
+    assert harness.failed[first][2] == "request_id"
     results.finish = None
-    house.wait(first)
+    harness.wait(first)
     assert len(results.tokens) == 40
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("layer", [0, 3])
-def test_of_a_step_that_raises_only_the_sequence_at_fault_fails(house: FaultyHouse, layer: int) -> None:
+def test_of_a_step_that_raises_only_the_sequence_at_fault_fails(harness: FaultyHouse, layer: int) -> None:
     poison = 1990 + layer  # else its KV is cached
-    house.faulty.after_layers = layer
-    house.faulty.raises = lambda slices: any(poison in s.tokens for s in slices)
-    error = beside(house, lambda: house.submit([*HONEST[::-1], poison, *HONEST], 24, session="bad"))
+    harness.faulty.after_layers = layer
+    harness.faulty.raises = lambda slices: any(poison in s.tokens for s in slices)
+    error = beside(harness, lambda: harness.submit([*HONEST[::-1], poison, *HONEST], 24, session="bad"))
     assert "FloatingPointError" in error[1]
-    house.faulty.raises = lambda slices: False
-    again = house.run([*HONEST[::-1], poison, *HONEST], 24, session="bad")
-    fresh = house.run([*HONEST[::-1], poison, *HONEST], 24, session="bad", stop=["\x00never"])
+    harness.faulty.raises = lambda slices: False
+    again = harness.run([*HONEST[::-1], poison, *HONEST], 24, session="bad")
+    fresh = harness.run([*HONEST[::-1], poison, *HONEST], 24, session="bad", stop=["\x00never"])
     assert again.tokens == fresh.tokens, "what the failed one left in the cache is right, or not there"
 
 
-def test_a_step_that_raises_on_everything_is_the_devices_fault_and_ends_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_step_that_raises_on_everything_is_the_devices_fault_and_ends_the_engine(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     made = FaultyHouse(tiny_model(tmp_path_factory.mktemp("tiny")), store=False)
     made.faulty.raises = lambda slices: True
     made.submit(HONEST, 4)
@@ -199,7 +203,7 @@ def test_a_step_that_raises_on_everything_is_the_devices_fault_and_ends_the_engi
 
 # ---- the model's own numbers -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_a_row_without_a_number_fails_its_request_only(house: FaultyHouse, number: float) -> None:
+def test_a_row_without_a_number_fails_its_request_only(harness: FaultyHouse, number: float) -> None:
     poison = {"nan": 1980, "inf": 1981, "-inf": 1982}[str(number)]
 
     def spoil(slices: list[Slice], logits: torch.Tensor) -> None:
@@ -207,24 +211,24 @@ def test_a_row_without_a_number_fails_its_request_only(house: FaultyHouse, numbe
             if poison in s.tokens:
                 row[:] = number
 
-    house.faulty.spoil = spoil
-    beside(house, lambda: house.submit([*HONEST, poison], 24, session="bad"))
+    harness.faulty.spoil = spoil
+    beside(harness, lambda: harness.submit([*HONEST, poison], 24, session="bad"))
 
 
-def test_cached_kv_that_gives_no_number_is_forgotten_and_computed_again(house: FaultyHouse) -> None:
+def test_cached_kv_that_gives_no_number_is_forgotten_and_computed_again(harness: FaultyHouse) -> None:
     prompt = random_prompt(random.Random(11), 70)
-    right = house.run(prompt, 8, session="sick").tokens
-    house.settle()
-    index = house.cache.index
+    right = harness.run(prompt, 8, session="faulty").tokens
+    harness.settle()
+    index = harness.cache.index
     before = set(index)
-    keys = [key for key, block in index.items() if any(s.session_id == "sick" for s in block.sessions)]
+    keys = [key for key, block in index.items() if any(s.session_id == "faulty" for s in block.sessions)]
     for key in keys:
         for page in index[key].pages:
-            house.kv.page_bytes_view(int(page))[:] = 0xFF  # float32: not a number
-    result = house.run(prompt, 8, session="sick")
-    assert result.tokens == right and not result.cached and not house.failed
-    house.settle()
-    assert set(index) == before and house.run(prompt, 8, session="sick").tokens == right
+            harness.kv.page_bytes_view(int(page))[:] = 0xFF  # float32: not a number
+    result = harness.run(prompt, 8, session="faulty")
+    assert result.tokens == right and not result.cached and not harness.failed
+    harness.settle()
+    assert set(index) == before and harness.run(prompt, 8, session="faulty").tokens == right
 
 
 def test_sampling_defaults_are_within_their_ranges() -> None:

@@ -1,4 +1,5 @@
-"""Schemas that hang, eat or crash what compiles them end there: real helper processes, and what the worker makes of their end."""
+"""Schemas that hang, eat or crash what compiles them end there: real helper processes, and what the worker makes of
+their end."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ import pytest
 
 from contracts.errors import InvalidRequest, RateLimited, RequestError
 from contracts.request import GenerateRequest, Sampling, ToolUse
-from runtime.config import WorkerSection
-from tests.worker.engine_house import DEMO, VOCAB
-from worker.core.grammar_wish import MOST_CHARACTERS
+from runtime.sections import WorkerSection
+from tests.worker.engine_harness import DEMO, VOCAB
+from worker.core.grammar_spec import MOST_CHARACTERS
 from worker.sampling.grammars import GrammarCompiler, GrammarConstraint, Grammars
 from worker.sampling.output import Guide
 from worker.text.codec import TextCodec
@@ -59,7 +60,9 @@ def tool(name: str, parameters: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", [20, 24, 200])
-async def test_a_schema_that_takes_too_long_is_refused_within_seconds_and_again_at_once(grammars: Grammars, count: int) -> None:
+async def test_a_schema_that_takes_too_long_is_refused_within_seconds_and_again_at_once(
+    grammars: Grammars, count: int
+) -> None:
     began = time.monotonic()
     with pytest.raises(InvalidRequest) as caught:
         await grammars.guide(request(patterns(count)))
@@ -156,7 +159,8 @@ async def test_huge_counts_cost_no_more_than_small_ones(grammars: Grammars, sche
 
 
 async def test_a_lexer_that_grows_at_every_token_fails_its_answer_before_it_costs_much(grammars: Grammars) -> None:
-    words = [{"type": "object", "properties": {"a": {"type": "string", "pattern": f"^.*{c}{d}.{{400}}$"}}, "required": ["a"]}
+    words = [{"type": "object", "properties": {"a": {"type": "string", "pattern": f"^.*{c}{d}.{{400}}$"}},
+    "required": ["a"]}
              for c in "aeiouthrsn" for d in "aeiouthrsndlcmwfgypb"]  # fmt: skip
     guide = await grammars.guide(request({"anyOf": words}))
     assert guide is not None
@@ -204,7 +208,9 @@ async def test_a_schema_of_megabytes_is_refused_before_anybody_reads_it(grammars
     assert caught.value.param == "response_format"
 
 
-async def test_equal_schemas_that_come_together_are_compiled_once_and_a_cancelled_one_disturbs_no_other(grammars: Grammars) -> None:
+async def test_equal_schemas_that_come_together_are_compiled_once_and_a_cancelled_one_disturbs_no_other(
+    grammars: Grammars,
+) -> None:
     schema = {"enum": ["together"]}
     done = grammars._children.statistics.done if grammars._children else 0
     asked = [asyncio.ensure_future(grammars.guide(request(schema))) for _ in range(8)]

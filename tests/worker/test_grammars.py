@@ -1,4 +1,5 @@
-"""Answers that must be JSON or calls are, whatever the model would rather say: a random model, greedy and drawn, in a real engine."""
+"""Answers that must be JSON or calls are, whatever the model would rather say: a random model, greedy and drawn, in a
+real engine."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from contracts.errors import InvalidRequest
 from contracts.frames import StepFrame
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from gateway.openai.forms import forms_of
-from runtime.config import WorkerSection
-from tests.worker.engine_house import DEMO, VOCAB, House, random_prompt, tiny_model
-from worker.core.grammar_wish import Wish
+from runtime.sections import WorkerSection
+from tests.worker.engine_harness import DEMO, VOCAB, Harness, random_prompt, tiny_model
+from worker.core.grammar_spec import GrammarSpec
 from worker.core.tool_calls import GENERIC, HERMES, LLAMA, CallReader, Dialect, call_grammar, json_grammar
 from worker.engine.engine import Submit
 from worker.sampling.grammars import GrammarCompiler, GrammarConstraint, Grammars
@@ -59,8 +60,8 @@ TOOLS = json.dumps([WEATHER, TIME])
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    made = House(tiny_model(tmp_path_factory.mktemp("tiny")))
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    made = Harness(tiny_model(tmp_path_factory.mktemp("tiny")))
     yield made
     made.settle()
     made.close()
@@ -91,60 +92,80 @@ def right_call(name: str, arguments: str) -> bool:
     given_ = json.loads(arguments)
     if name == "get_time":
         return bool(given_ == {})
-    return name == "get_weather" and set(given_) == {"city", "days"} and given_["city"] in ("Rome", "Oslo") and 1 <= given_["days"] <= 9
+    return (
+        name == "get_weather"
+        and set(given_) == {"city", "days"}
+        and given_["city"] in ("Rome", "Oslo")
+        and 1 <= given_["days"] <= 9
+    )
 
 
-# ---- in the engine -----------------------------------------------------------------------------------------------------
+# ---- in the engine
+# -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 1.5, "seed": 3}, {"temperature": 1.0, "seed": 4, "top_p": 0.5, "repetition_penalty": 1.3}]
+    "sampling",
+    [{}, {"temperature": 1.5, "seed": 3}, {"temperature": 1.0, "seed": 4, "top_p": 0.5, "repetition_penalty": 1.3}],
 )
-def test_an_answer_satisfies_its_schema_and_ends_there(house: House, sampling: dict[str, Any]) -> None:
+def test_an_answer_satisfies_its_schema_and_ends_there(harness: Harness, sampling: dict[str, Any]) -> None:
     prompts = [random_prompt(random.Random(n), 20) for n in range(4)]
-    asked = [house.submit(p, 400, json_schema=json.dumps(PERSON), session=f"j{n}", **sampling) for n, p in enumerate(prompts)]
-    plain = house.submit(prompts[0], 10)  # beside them, without a grammar
-    for result in house.wait(*asked):
+    asked = [
+        harness.submit(p, 400, json_schema=json.dumps(PERSON), session=f"j{n}", **sampling)
+        for n, p in enumerate(prompts)
+    ]
+    plain = harness.submit(prompts[0], 10)  # beside them, without a grammar
+    for result in harness.wait(*asked):
         assert result.finish == "stop" and is_person(result.text), result.text
-    assert house.wait(plain)[0].finish == "length"
+    assert harness.wait(plain)[0].finish == "length"
 
 
-def test_any_object_is_an_object_as_far_as_it_goes(house: House) -> None:
-    constrained = house.run(random_prompt(random.Random(9), 20), 60, json_schema='{"type":"object"}', temperature=1.0, seed=1)
+def test_any_object_is_an_object_as_far_as_it_goes(harness: Harness) -> None:
+    constrained = harness.run(
+        random_prompt(random.Random(9), 20), 60, json_schema='{"type":"object"}', temperature=1.0, seed=1
+    )
     assert constrained.text.lstrip().startswith("{")
     if constrained.finish == "stop":
         assert isinstance(json.loads(constrained.text), dict)
 
 
-def test_a_required_call_is_made_and_named_ones_are_named(house: House) -> None:
+def test_a_required_call_is_made_and_named_ones_are_named(harness: Harness) -> None:
     prompt = random_prompt(random.Random(5), 20)
-    one = house.run(prompt, 300, tool_use=ToolUse(TOOLS, "required", "get_weather"))
+    one = harness.run(prompt, 300, tool_use=ToolUse(TOOLS, "required", "get_weather"))
     assert one.finish == "stop" and one.text == ""
     [[call, name, arguments]] = one.calls
     assert call.startswith("call_") and name == "get_weather" and right_call(name, arguments)
-    single = house.run(prompt, 300, tool_use=ToolUse(TOOLS, "required", None, parallel=False), temperature=1.0, seed=8)
+    single = harness.run(
+        prompt, 300, tool_use=ToolUse(TOOLS, "required", None, parallel=False), temperature=1.0, seed=8
+    )
     assert len(single.calls) == 1 and single.finish == "stop" and right_call(single.calls[0][1], single.calls[0][2])
-    several = house.run(prompt, 300, tool_use=ToolUse(TOOLS, "required"), temperature=1.5, seed=2)
+    several = harness.run(prompt, 300, tool_use=ToolUse(TOOLS, "required"), temperature=1.5, seed=2)
     whole = several.calls if several.finish == "stop" else several.calls[:-1]
     assert several.calls and all(right_call(name, arguments) for _, name, arguments in whole)
 
 
-def test_a_grammar_and_its_calls_go_on_after_a_worker_was_lost(house: House) -> None:
+def test_a_grammar_and_its_calls_go_on_after_a_worker_was_lost(harness: Harness) -> None:
     prompt = random_prompt(random.Random(6), 20)
-    wish: dict[str, Any] = {"tool_use": ToolUse(TOOLS, "required", None, parallel=False), "temperature": 1.0, "seed": 8, "group": "g"}
-    whole = house.run(prompt, 300, **wish)
+    spec: dict[str, Any] = {
+        "tool_use": ToolUse(TOOLS, "required", None, parallel=False),
+        "temperature": 1.0,
+        "seed": 8,
+        "group": "g",
+    }
+    whole = harness.run(prompt, 300, **spec)
     for cut in (1, len(whole.tokens) // 2, len(whole.tokens) - 1):
-        rest = house.run(prompt, 300, resume=whole.tokens[:cut], **wish)
+        rest = harness.run(prompt, 300, resume=whole.tokens[:cut], **spec)
         assert rest.tokens == whole.tokens[cut:] and rest.finish == "stop"
         if rest.calls and rest.calls[0][0]:  # the call began after the cut
             assert rest.calls[0][:2] == whole.calls[0][:2]
         assert whole.calls[0][2].endswith("".join(c[2] for c in rest.calls))
 
 
-def test_text_stays_text_where_no_call_may_be(house: House) -> None:
-    said = house.run(random_prompt(random.Random(7), 20), 40, tool_use=ToolUse(TOOLS, "none"))
+def test_text_stays_text_where_no_call_may_be(harness: Harness) -> None:
+    said = harness.run(random_prompt(random.Random(7), 20), 40, tool_use=ToolUse(TOOLS, "none"))
     assert not said.calls and said.text and said.finish in ("stop", "length")
 
 
-# ---- what a grammar allows ---------------------------------------------------------------------------------------------
+# ---- what a grammar allows
+# ---------------------------------------------------------------------------------------------
 def walk(grammars: GrammarCompiler, grammar: str, text: str) -> GrammarConstraint | str:
     """The constraint after `text`, or the part of it that was not allowed."""
     constraint = GrammarConstraint(grammars.matcher(grammar, "test"), VOCAB)
@@ -209,7 +230,11 @@ def test_what_may_not_be_said(grammars: GrammarCompiler, dialect: Dialect, use: 
 
 
 def test_an_answer_may_be_json_or_a_call(grammars: GrammarCompiler) -> None:
-    both = call_grammar(HERMES, ToolUse(TOOLS), json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}))
+    both = call_grammar(
+        HERMES,
+        ToolUse(TOOLS),
+        json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
+    )
     for text in ('{"a": 1}', WEATHER_CALL):
         assert isinstance(walk(grammars, both, text), GrammarConstraint)
     assert isinstance(walk(grammars, both, "Hello"), str)
@@ -241,7 +266,8 @@ def test_other_ends_of_text_and_none_at_all(ends: set[int]) -> None:
     assert constraint.complete and not constraint.error
 
 
-# ---- refusals ----------------------------------------------------------------------------------------------------------
+# ---- refusals
+# ----------------------------------------------------------------------------------------------------------
 def request(json_schema: str | None = None, tool_use: ToolUse | None = None) -> GenerateRequest:
     return GenerateRequest("r", "t", "s", "m", Sampling(), messages=[], json_schema=json_schema, tool_use=tool_use)
 
@@ -256,11 +282,20 @@ def request(json_schema: str | None = None, tool_use: ToolUse | None = None) -> 
         ({"type": "string", "minLength": 3, "maxLength": 2}, "nsatisfiable"),
     ],
 )
-async def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(judged: Grammars, schema: dict[str, Any], reason: str) -> None:
+async def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(
+    judged: Grammars, schema: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await judged.guide(request(json.dumps(schema)))
-    assert caught.value.param == "response_format" and reason in caught.value.message and "<state>" not in caught.value.message
-    bad = {"type": "function", "function": {"name": "g", "parameters": {"properties": {"x": schema}, "required": ["x"]}}}
+    assert (
+        caught.value.param == "response_format"
+        and reason in caught.value.message
+        and "<state>" not in caught.value.message
+    )
+    bad = {
+        "type": "function",
+        "function": {"name": "g", "parameters": {"properties": {"x": schema}, "required": ["x"]}},
+    }
     if "$ref" in schema:
         return
     with pytest.raises(InvalidRequest) as caught:
@@ -274,7 +309,9 @@ async def test_a_request_without_a_grammar_has_no_guide_and_costs_nothing() -> N
     await fresh.close()
 
 
-async def test_a_compiled_grammar_is_kept_and_answers_do_not_disturb_each_other(judged: Grammars, grammars: GrammarCompiler) -> None:
+async def test_a_compiled_grammar_is_kept_and_answers_do_not_disturb_each_other(
+    judged: Grammars, grammars: GrammarCompiler
+) -> None:
     schema = json.dumps({"enum": ["yes", "no"]})
     first, second = await judged.guide(request(schema)), await judged.guide(request(schema))
     assert first is not None and second is not None
@@ -293,20 +330,20 @@ class Frames:
         self.queue.put(frame)
 
 
-def test_a_limit_of_the_library_ends_the_request_with_an_error_and_no_other(house: House) -> None:
+def test_a_limit_of_the_library_ends_the_request_with_an_error_and_no_other(harness: Harness) -> None:
     asked = request('{"type":"object"}')
-    guide = house.guide(asked)
+    guide = harness.guide(asked)
     assert guide is not None and isinstance(guide.constraint, GrammarConstraint)
-    guide.constraint.took(house.codec.plain_tokens("x")[0])  # what no JSON object begins with
+    guide.constraint.took(harness.codec.plain_tokens("x")[0])  # what no JSON object begins with
     assert guide.constraint.error and guide.constraint.allowed().all()
     prompt, stream = random_prompt(random.Random(1), 20), Frames()
-    beside = house.submit(prompt, 20)
-    house.engine.inbox.put(Submit(asked, prompt, 10, stream, guide))
+    beside = harness.submit(prompt, 20)
+    harness.engine.inbox.put(Submit(asked, prompt, 10, stream, guide))
     failed = []
     while not failed:
         failed = stream.queue.get(timeout=30).failed
     assert failed[0].request_id == "r" and failed[0].error[0] == 400 and failed[0].error[2] == "response_format"
-    assert len(house.wait(beside)[0].tokens) == 20
+    assert len(harness.wait(beside)[0].tokens) == 20
 
 
 @given(seed=st.integers(0, 2**32), dialect=st.sampled_from([HERMES, GENERIC, LLAMA]), parallel=st.booleans())
@@ -315,7 +352,9 @@ def test_whatever_is_drawn_under_a_call_grammar_is_read_back(
     grammars: GrammarCompiler, seed: int, dialect: Dialect, parallel: bool
 ) -> None:
     rng = random.Random(seed)
-    constraint = GrammarConstraint(grammars.matcher(call_grammar(dialect, ToolUse(TOOLS, "required", None, parallel), None), "t"), VOCAB)
+    constraint = GrammarConstraint(
+        grammars.matcher(call_grammar(dialect, ToolUse(TOOLS, "required", None, parallel), None), "t"), VOCAB
+    )
     reader, detokenizer = CallReader(dialect, "a", forced=True), grammars._codec.detokenizer()
     found: list[list[str]] = []
     for _ in range(600):
@@ -337,12 +376,31 @@ def test_whatever_is_drawn_under_a_call_grammar_is_read_back(
 
 
 def sentencepiece() -> tuple[TextCodec, int]:
-    """A tokenizer that puts a space in front of every text, as Llama 2 and Mistral have it, with its number of tokens."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "▁ab", "ab", "é", '"', '▁"']
+    """A tokenizer that puts a space in front of every text, as Llama 2 and Mistral have it, with its number of
+    tokens."""
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        "▁",
+        "a",
+        "b",
+        "▁a",
+        "▁ab",
+        "ab",
+        "é",
+        '"',
+        '▁"',
+    ]
     merges = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", '"')]
-    made = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made = Tokenizer(
+        models.BPE({p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     made.add_special_tokens(["<unk>", "<s>", "</s>"])
     return TextCodec(made, json.loads(made.to_str()), ChatTemplate(PLAIN_TEMPLATE, {})), len(pieces)
 
@@ -354,7 +412,9 @@ _BYTE_LEVEL = (GrammarCompiler(TextCodec.load(DEMO), VOCAB, {EOS}), VOCAB)
 @pytest.mark.parametrize("made", [_SENTENCEPIECE, _BYTE_LEVEL], ids=["sentencepiece", "byte level"])
 @given(
     choices=st.lists(
-        st.text("ab é🦊<|im_end>/s\n", max_size=8) | st.sampled_from(["<|im_end|>", "</s>", "e\u0301", " a"]), min_size=1, max_size=3
+        st.text("ab é🦊<|im_end>/s\n", max_size=8) | st.sampled_from(["<|im_end|>", "</s>", "e\u0301", " a"]),
+        min_size=1,
+        max_size=3,
     ),
     seed=st.integers(0, 2**32),
 )
@@ -377,33 +437,45 @@ def test_whatever_text_is_asked_for_can_be_spelled_with_any_tokenizer(
     assert json.loads(written) in choices
 
 
-# ---- expressions -------------------------------------------------------------------------------------------------------
+# ---- expressions
+# -------------------------------------------------------------------------------------------------------
 def accepted(grammars: GrammarCompiler, regex: str, text: str) -> bool:
     """Whether an answer that must match `regex` may be `text`, and may end there."""
-    matcher = grammars.matcher(Wish(GENERIC, None, None, regex).grammar(), "guided_regex")
+    matcher = grammars.matcher(GrammarSpec(GENERIC, None, None, regex).grammar(), "guided_regex")
     tokens = TextCodec.load(DEMO).plain_tokens(text)
     return all(matcher.consume_token(token) for token in tokens) and bool(matcher.is_accepting())
 
 
-def test_an_answer_matches_its_expression_and_ends_there(house: House) -> None:
+def test_an_answer_matches_its_expression_and_ends_there(harness: Harness) -> None:
     prompt = random_prompt(random.Random(6), 20)
     for n in range(4):
-        result = house.run(prompt, 60, regex=r"[a-c]{3}/\d\d", temperature=1.5, seed=n)
+        result = harness.run(prompt, 60, regex=r"[a-c]{3}/\d\d", temperature=1.5, seed=n)
         assert result.finish == "stop" and re.fullmatch(r"[a-c]{3}/\d\d", result.text), result.text
-    chosen = {house.run(prompt, 60, regex="yes|no|maybe", temperature=1.5, seed=n).text for n in range(8)}
+    chosen = {harness.run(prompt, 60, regex="yes|no|maybe", temperature=1.5, seed=n).text for n in range(8)}
     assert chosen <= {"yes", "no", "maybe"} and len(chosen) > 1
 
 
 @pytest.mark.parametrize(
     ("regex", "text"),
-    [("a/b", "a/b"), (r"a\/b[/]", "a/b/"), ("a\nb", "a\nb"), ("a\\\nb", "a\nb"), (r"^\d+$", "12"), ("(?i)yes", "YES"), (r"\\/", "\\/")],
+    [
+        ("a/b", "a/b"),
+        (r"a\/b[/]", "a/b/"),
+        ("a\nb", "a\nb"),
+        ("a\\\nb", "a\nb"),
+        (r"^\d+$", "12"),
+        ("(?i)yes", "YES"),
+        (r"\\/", "\\/"),
+    ],
 )
 def test_an_expression_says_what_it_says_elsewhere(grammars: GrammarCompiler, regex: str, text: str) -> None:
     assert accepted(grammars, regex, text) and re.fullmatch(regex, text)
     assert not accepted(grammars, regex, text + "!")
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8), min_size=1, max_size=4), st.text(max_size=4))
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8), min_size=1, max_size=4),
+    st.text(max_size=4),
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_of_a_choice_each_text_is_taken_and_no_other(grammars: GrammarCompiler, choice: list[str], other: str) -> None:
     [form] = forms_of("guided_", None, None, choice)
@@ -425,7 +497,11 @@ async def test_a_form_that_cannot_be_enforced_is_named_by_its_own_field(judged: 
         request = GenerateRequest("r", "t", "s", "m", Sampling(), messages=[], form_field=name, **form)
         with pytest.raises(InvalidRequest) as refused:
             await judged.guide(request)
-        assert refused.value.param == (name or "response_format") and refused.value.message.startswith(name or "response_format")
-    both = GenerateRequest("r", "t", "s", "m", Sampling(), messages=[], regex="a", json_schema="{}", form_field="guided_regex")
+        assert refused.value.param == (name or "response_format") and refused.value.message.startswith(
+            name or "response_format"
+        )
+    both = GenerateRequest(
+        "r", "t", "s", "m", Sampling(), messages=[], regex="a", json_schema="{}", form_field="guided_regex"
+    )
     with pytest.raises(InvalidRequest, match="guided_regex"):
         await judged.guide(both)

@@ -1,5 +1,6 @@
-"""The compiled kernels: when they are used, that they compute what they should, and that a row's bits depend on nothing but its own
-tokens. What needs instructions that this processor may lack is computed by the same code with those instructions emulated."""
+"""The compiled kernels: when they are used, that they compute what they should, and that a row's bits depend on nothing
+but its own tokens. What needs instructions that this processor may lack is computed by the same code with those
+instructions emulated."""
 
 from __future__ import annotations
 
@@ -27,8 +28,17 @@ from worker.kernels.build import AVX2_ONLY, KERNELS, NoKernels, library
 from worker.kernels.choice import choose_kernels
 from worker.kernels.cpu_kernels import CpuKernels
 
-#: Types, and for bfloat16 the ways to multiply it: pairs and tiles emulated, and as this processor does it where it does.
-WAYS = ["float32", "float16", "bfloat16-portable", "bfloat16-pairs", "bfloat16-tiles", "bfloat16-pairs-here", "bfloat16-tiles-here"]
+#: Types, and for bfloat16 the ways to multiply it: pairs and tiles emulated, and as this processor does it where it
+#: does.
+WAYS = [
+    "float32",
+    "float16",
+    "bfloat16-portable",
+    "bfloat16-pairs",
+    "bfloat16-tiles",
+    "bfloat16-pairs-here",
+    "bfloat16-tiles-here",
+]
 #: The same compiled for a processor with AVX2 only, where this one has more.
 NARROWER = ["float32@avx2", "float16@avx2", "bfloat16-portable@avx2"] if "avx512f" in abilities() else []
 WAYS += NARROWER
@@ -57,7 +67,9 @@ def bench_by(way: str, directory: Path, threads: int = 2) -> Bench:
     way, _, registers = way.partition("@")
     dtype, _, products = way.partition("-")
     products, _, here = products.partition("-")
-    built = library(KERNELS, EMULATED if products in ("pairs", "tiles") and not here else AVX2_ONLY if registers else ())
+    built = library(
+        KERNELS, EMULATED if products in ("pairs", "tiles") and not here else AVX2_ONLY if registers else ()
+    )
     kernels = CpuKernels(built, threads, [products or "portable"])
     if here and not kernels.products:
         kernels.close()
@@ -200,7 +212,9 @@ def test_a_team_computes_at_any_width_and_who_is_beyond_it_sleeps(directory: Pat
         spent = {task: _processor_ticks(task) for task in team}
         results += [bench.step(bench.cut(pages, tokens, 0, 90)) for _ in range(40 if width == 1 else 2)]
         if width == 1:
-            assert {task: _processor_ticks(task) for task in team} == pytest.approx(spent, abs=1), "but for one that fell asleep just now"
+            assert {task: _processor_ticks(task) for task in team} == pytest.approx(spent, abs=1), (
+                "but for one that fell asleep just now"
+            )
     assert all(torch.equal(result, results[0]) for result in results)
     for wrong in (0, 4):
         with pytest.raises(ValueError, match=f"width must be 1 to 3, got {wrong}"):
@@ -246,7 +260,9 @@ def test_what_the_kernels_do_not_suit_is_computed_by_torch_or_refused_by_name(di
         choose_kernels("native", load_config(directory), 20, 1)
 
 
-def test_without_a_compiler_the_reason_and_the_remedy_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, directory: Path) -> None:
+def test_without_a_compiler_the_reason_and_the_remedy_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, directory: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,5 +1,5 @@
-"""Each operation of the compiled kernels against a float64 reference that reads the checkpoint itself: norms, products, rope, attention
-with and without a window, the MLP."""
+"""Each operation of the compiled kernels against a float64 reference that reads the checkpoint itself: norms, products,
+rope, attention with and without a window, the MLP."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Recorder:
 
     def finish(self, layer: Any, number: int, buffers: Any, queries: np.ndarray, rows: int, base: int) -> None:
         if number == 0:
-            self.kernels.finish(layer, number, buffers, queries, 0, base)  # no rows: attention, and no products after it
+            # no rows: attention, and no products after it
+            self.kernels.finish(layer, number, buffers, queries, 0, base)
             self._note(attended="a")
         self.kernels.finish(layer, number, buffers, queries, rows, base)
         self._note(out="x")
@@ -70,7 +71,9 @@ class Layer:
         self.c = c
         tensors = load_file(directory / "model.safetensors")
         prefix = "model.layers.0."
-        self.w = {name.removeprefix(prefix): t.to(dtype).double() for name, t in tensors.items() if name.startswith(prefix)}
+        self.w = {
+            name.removeprefix(prefix): t.to(dtype).double() for name, t in tensors.items() if name.startswith(prefix)
+        }
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", torch.zeros(1).double())

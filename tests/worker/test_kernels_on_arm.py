@@ -1,5 +1,5 @@
-"""The compiled kernels on AArch64: cross-compiled, and run under qemu's emulation of that processor. Debian: apt-get install
-g++-aarch64-linux-gnu qemu-user."""
+"""The compiled kernels on AArch64: cross-compiled, and run under qemu's emulation of that processor. Debian: apt-get
+install g++-aarch64-linux-gnu qemu-user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def results(*command: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_on_aarch64_results_are_right_and_have_the_bits_of_this_machine_however_they_are_cut_and_batched(tmp_path: Path) -> None:
+def test_on_aarch64_results_are_right_and_have_the_bits_of_this_machine_however_they_are_cut_and_batched(
+    tmp_path: Path,
+) -> None:
     compiler, emulator, here = (shutil.which(name) for name in ("aarch64-linux-gnu-g++", "qemu-aarch64", "c++"))
     if compiler is None or emulator is None:
         pytest.skip("no cross-compiler or no emulator (Debian: apt-get install g++-aarch64-linux-gnu qemu-user)")

@@ -1,4 +1,5 @@
-"""Loads, recomputation by choice, and write-back: what is decided, what runs beside a step, and that answers stay those of a cold run."""
+"""Loads, recomputation by choice, and write-back: what is decided, what runs beside a step, and that answers stay those
+of a cold run."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from storelink.core.load_plan import LoadRate, Source
-from tests.worker.engine_house import CHUNK, House, random_prompt, tiny_model
+from tests.worker.engine_harness import CHUNK, Harness, random_prompt, tiny_model
 from worker.core.pages import Pages
 from worker.devices.runner import Slice, Steps
 from worker.memory.copier import Arena, Copier, UnderWay
@@ -28,14 +29,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cold(model: Path) -> Iterator[Callable[[list[int], int], list[int]]]:
-    house = House(model, store=False, cache=False)
-    yield lambda prompt, count: house.run(prompt, count).tokens
-    house.close()
+    harness = Harness(model, store=False, cache=False)
+    yield lambda prompt, count: harness.run(prompt, count).tokens
+    harness.close()
 
 
 @pytest.fixture
-def house(model: Path) -> Iterator[House]:
-    made = House(model)
+def harness(model: Path) -> Iterator[Harness]:
+    made = Harness(model)
     yield made
     made.settle()
     made.close()
@@ -68,10 +69,14 @@ class WatchedCopier:
 class WatchedRunner:
     """A runner that calls `at_layer` once a layer is computed, and `at_step` before a step."""
 
-    def __init__(self, runner: Steps, at_layer: Callable[[int], None], at_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, runner: Steps, at_layer: Callable[[int], None], at_step: Callable[[], None] = lambda: None
+    ) -> None:
         self._runner, self._at_layer, self._at_step = runner, at_layer, at_step
 
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         def after(layer: int) -> None:
             after_layer(layer)
             self._at_layer(layer)
@@ -80,144 +85,152 @@ class WatchedRunner:
         return self._runner.step(slices, before_layer, after)
 
 
-def watch(house: House, at_layer: Callable[[int], None] = lambda layer: None, at_step: Callable[[], None] = lambda: None) -> None:
-    house.engine.stepping.runner = WatchedRunner(house.engine.stepping.runner, at_layer, at_step)
+def watch(
+    harness: Harness, at_layer: Callable[[int], None] = lambda layer: None, at_step: Callable[[], None] = lambda: None
+) -> None:
+    harness.engine.stepping.runner = WatchedRunner(harness.engine.stepping.runner, at_layer, at_step)
 
 
-def saved_session(house: House, seed: int, tokens: int = 100) -> list[int]:
+def saved_session(harness: Harness, seed: int, tokens: int = 100) -> list[int]:
     """A prompt whose chunks are below HBM and nowhere else."""
     prompt = random_prompt(random.Random(seed), tokens)
-    house.run(prompt, 4)
-    house.purge()
+    harness.run(prompt, 4)
+    harness.purge()
     return prompt
 
 
-def test_what_a_slow_tier_would_bring_later_is_computed(house: House, cold: Cold) -> None:
-    prompt = saved_session(house, 1)
-    assert house.store is not None
-    house.store.source = Source.BLOB
-    house.engine.core.state.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
-    again = house.run(prompt, 8)
+def test_what_a_slow_tier_would_bring_later_is_computed(harness: Harness, cold: Cold) -> None:
+    prompt = saved_session(harness, 1)
+    assert harness.store is not None
+    harness.store.source = Source.BLOB
+    harness.engine.core.state.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
+    again = harness.run(prompt, 8)
     assert again.cached == 0 and again.tokens == cold(prompt, 8)
-    assert house.engine.core.admission.recomputed_tokens == 96 and house.store.cancelled() == 1
+    assert harness.engine.core.admission.recomputed_tokens == 96 and harness.store.cancelled() == 1
 
 
-def test_chunks_that_a_hint_brought_in_another_order_are_used_where_they_belong(house: House, cold: Cold) -> None:
-    prompt = saved_session(house, 9)
-    assert house.store is not None
-    keys = list(house.store.chunks)
-    house.store.hint("s", keys[::-1])
-    house.settle()
-    again = house.run(prompt, 8)
+def test_chunks_that_a_hint_brought_in_another_order_are_used_where_they_belong(harness: Harness, cold: Cold) -> None:
+    prompt = saved_session(harness, 9)
+    assert harness.store is not None
+    keys = list(harness.store.chunks)
+    harness.store.hint("s", keys[::-1])
+    harness.settle()
+    again = harness.run(prompt, 8)
     assert again.cached == 96 and again.tokens == cold(prompt, 8)
-    assert [house.cache.index[key].index for key in keys] == list(range(6))
+    assert [harness.cache.index[key].index for key in keys] == list(range(6))
 
 
-def test_without_a_plan_whatever_is_cached_is_loaded(house: House, cold: Cold) -> None:
-    house.engine.core.state.policy = replace(house.engine.core.state.policy, load_plan=False)
-    prompt = saved_session(house, 1)
-    assert house.store is not None
-    house.store.source = Source.BLOB
-    house.engine.core.state.rates.seed(Source.DRAM, LoadRate(5.0, 1.0))
-    house.engine.core.state.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
-    again = house.run(prompt, 8)
-    assert again.cached == 96 and again.tokens == cold(prompt, 8) and house.engine.core.admission.recomputed_tokens == 0
+def test_without_a_plan_whatever_is_cached_is_loaded(harness: Harness, cold: Cold) -> None:
+    harness.engine.core.state.policy = replace(harness.engine.core.state.policy, load_plan=False)
+    prompt = saved_session(harness, 1)
+    assert harness.store is not None
+    harness.store.source = Source.BLOB
+    harness.engine.core.state.rates.seed(Source.DRAM, LoadRate(5.0, 1.0))
+    harness.engine.core.state.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
+    again = harness.run(prompt, 8)
+    assert (
+        again.cached == 96 and again.tokens == cold(prompt, 8) and harness.engine.core.admission.recomputed_tokens == 0
+    )
 
 
-def test_only_the_stretch_that_is_sooner_computed_is(house: House, cold: Cold) -> None:
-    prompt = saved_session(house, 2)
-    assert house.store is not None
-    house.store.source = Source.SSD
-    house.engine.core.state.rates.seed(Source.SSD, LoadRate(0.0, 1.0))
-    house.engine.core.pace.prefill_token_s = LAYERS * 1.0 / CHUNK  # a chunk takes as long to compute as to load
-    again = house.run(prompt, 8)
+def test_only_the_stretch_that_is_sooner_computed_is(harness: Harness, cold: Cold) -> None:
+    prompt = saved_session(harness, 2)
+    assert harness.store is not None
+    harness.store.source = Source.SSD
+    harness.engine.core.state.rates.seed(Source.SSD, LoadRate(0.0, 1.0))
+    harness.engine.core.pace.prefill_token_s = LAYERS * 1.0 / CHUNK  # a chunk takes as long to compute as to load
+    again = harness.run(prompt, 8)
     assert 0 < again.cached < 96 and again.tokens == cold(prompt, 8)
-    assert house.engine.core.admission.recomputed_tokens == 96 - again.cached
+    assert harness.engine.core.admission.recomputed_tokens == 96 - again.cached
 
 
-def test_a_short_tail_is_not_even_asked_for(house: House, cold: Cold) -> None:
+def test_a_short_tail_is_not_even_asked_for(harness: Harness, cold: Cold) -> None:
     prompt = random_prompt(random.Random(3), 100)
-    house.run(prompt, 4)
-    house.settle()
-    house.engine.core.state.rates.seed(Source.DRAM, LoadRate(1.0, 0.0))
+    harness.run(prompt, 4)
+    harness.settle()
+    harness.engine.core.state.rates.seed(Source.DRAM, LoadRate(1.0, 0.0))
     longer = [*prompt, *random_prompt(random.Random(4), 40)]
-    assert house.store is not None
-    asked = len(house.store.asked)
-    again = house.run(longer, 8)
-    assert len(house.store.asked) == asked and again.cached == 96 and again.tokens == cold(longer, 8)
+    assert harness.store is not None
+    asked = len(harness.store.asked)
+    again = harness.run(longer, 8)
+    assert len(harness.store.asked) == asked and again.cached == 96 and again.tokens == cold(longer, 8)
 
 
-def test_a_load_teaches_what_its_source_takes(house: House) -> None:
-    prompt = saved_session(house, 5)
-    assert house.engine.core.state.rates.of(Source.DRAM, house.executor.clock.now()) is None
-    house.run(prompt, 2)
-    house.settle()
-    rate = house.engine.core.state.rates.of(Source.DRAM, house.executor.clock.now())
+def test_a_load_teaches_what_its_source_takes(harness: Harness) -> None:
+    prompt = saved_session(harness, 5)
+    assert harness.engine.core.state.rates.of(Source.DRAM, harness.executor.clock.now()) is None
+    harness.run(prompt, 2)
+    harness.settle()
+    rate = harness.engine.core.state.rates.of(Source.DRAM, harness.executor.clock.now())
     assert rate is not None and rate.latency_s > 0 and rate.piece_s > 0
-    assert house.engine.core.admission.loaded_tokens == 96
+    assert harness.engine.core.admission.loaded_tokens == 96
 
 
-def test_layers_go_down_while_later_ones_compute(house: House, cold: Cold) -> None:
-    copier = WatchedCopier(house.loader.copier)
-    house.loader.copier = copier
+def test_layers_go_down_while_later_ones_compute(harness: Harness, cold: Cold) -> None:
+    copier = WatchedCopier(harness.loader.copier)
+    harness.loader.copier = copier
     seen: list[bool] = []
 
     def at_layer(layer: int) -> None:
         if layer == LAYERS - 2:
             seen.append(copier.saved.wait(20))  # the step cannot end before a layer has gone down
 
-    watch(house, at_layer)
+    watch(harness, at_layer)
     prompt = random_prompt(random.Random(6), 64)
-    assert house.run(prompt, 1).tokens == cold(prompt, 1)
-    house.settle()
-    assert seen == [True] and house.store is not None and len(house.store.chunks) == 4
+    assert harness.run(prompt, 1).tokens == cold(prompt, 1)
+    harness.settle()
+    assert seen == [True] and harness.store is not None and len(harness.store.chunks) == 4
     assert copier.saves == LAYERS, "a run of copies a layer, all chunks together"
 
 
-def test_without_layerwise_a_step_begins_with_everything_and_nothing_of_it_goes_down_before_its_end(house: House, cold: Cold) -> None:
-    house.engine.core.state.policy = replace(house.engine.core.state.policy, layerwise=False)
-    copier = WatchedCopier(house.loader.copier)
-    house.loader.copier = copier
+def test_without_layerwise_a_step_begins_with_everything_and_nothing_of_it_goes_down_before_its_end(
+    harness: Harness, cold: Cold
+) -> None:
+    harness.engine.core.state.policy = replace(harness.engine.core.state.policy, layerwise=False)
+    copier = WatchedCopier(harness.loader.copier)
+    harness.loader.copier = copier
     saves_in_step: list[int] = []
     whole: list[bool] = []
 
     def at_step() -> None:
         copier.saves = 0
-        whole.append(all(block.complete for s in house.engine.core.live.values() for block in s.blocks[: s.found or 0]))
+        whole.append(
+            all(block.complete for s in harness.engine.core.live.values() for block in s.blocks[: s.found or 0])
+        )
 
-    watch(house, lambda layer: saves_in_step.append(copier.saves), at_step)
-    prompt = saved_session(house, 7)
+    watch(harness, lambda layer: saves_in_step.append(copier.saves), at_step)
+    prompt = saved_session(harness, 7)
     assert saves_in_step[:LAYERS] == [0] * LAYERS, "those of the prompt's step"
-    assert house.store is not None
-    house.store.delay_s = 0.02
-    again = house.run(prompt, 8)
+    assert harness.store is not None
+    harness.store.delay_s = 0.02
+    again = harness.run(prompt, 8)
     assert again.cached == 96 and again.tokens == cold(prompt, 8) and all(whole)
 
 
-def test_what_a_void_step_computed_never_counts_as_saved(house: House, cold: Cold) -> None:
-    prompt = saved_session(house, 8)
-    store = house.store
+def test_what_a_void_step_computed_never_counts_as_saved(harness: Harness, cold: Cold) -> None:
+    prompt = saved_session(harness, 8)
+    store = harness.store
     assert store is not None
     spoiled, old = list(store.chunks)[2], set(store.chunks)
     store.delay_s = 0.02
     store.fault = lambda key, layer: not (key == spoiled and layer == LAYERS - 1)
     longer = [*prompt, *random_prompt(random.Random(9), 60)]
-    again = house.run(longer, 8)
+    again = harness.run(longer, 8)
     assert again.tokens == cold(longer, 8)
-    house.settle()
-    pages = house.contents()
+    harness.settle()
+    pages = harness.contents()
     fresh = set(store.chunks) - old
     assert len(fresh) >= 3
-    size = house.model.shape.piece_bytes
+    size = harness.model.shape.piece_bytes
     for key in fresh:
         for layer, slot in enumerate(store.chunks[key]):
             assert store.arena is not None and bytes(store.arena[slot * size : (slot + 1) * size]) == pages[key, layer]
 
 
-def test_messages_about_pieces_are_not_believed_blindly(house: House, cold: Cold) -> None:
+def test_messages_about_pieces_are_not_believed_blindly(harness: Harness, cold: Cold) -> None:
     """Layers and chunks that were not asked for, and offsets outside of the arena, change no page."""
-    prompt = saved_session(house, 10)
-    store = house.store
+    prompt = saved_session(harness, 10)
+    store = harness.store
     assert store is not None
     pass_on = store.to_loader
 
@@ -229,6 +242,6 @@ def test_messages_about_pieces_are_not_believed_blindly(house: House, cold: Cold
         pass_on(message)
 
     store.to_loader = lie
-    again = house.run(prompt, 8)
+    again = harness.run(prompt, 8)
     assert again.cached == 96 and again.tokens == cold(prompt, 8)
-    assert np.all([block.complete for block in house.cache.index.values()])
+    assert np.all([block.complete for block in harness.cache.index.values()])

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from contracts.kv import KvShape
 from runtime.clock import RealClock, VirtualClock
-from runtime.config import KvSection
+from runtime.sections import KvSection
 from storelink.ends import ArenaHere
-from tests.worker.engine_house import CHUNK, FakeStore
+from tests.worker.engine_harness import CHUNK, FakeStore
 from tests.worker.owners import KV
 from worker.core.events import StoreUp
 from worker.core.hbm import HbmCache
@@ -53,7 +53,9 @@ class Priced:
         self.clock = clock
         self.seen: list[list[Slice]] = []
 
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         self.seen.append(slices)
         self.clock.move(0.005)
         for layer in range(SHAPE.layers):
@@ -136,7 +138,9 @@ def mover(store: FakeStore) -> Iterator[Mover]:
     kv, inbox, table = cache_of(400), queue.SimpleQueue[object](), LoadTable()
     loader = KvLoader(kv, table, inbox.put)
     cache = HbmCache(PagePool(kv.slab_count, kv.pages_per_slab, SHAPE.layers))
-    device = Executor(SHAPE, kv, cache, table, loader, RealClock(), KvSection(chunk_tokens=CHUNK), lambda tenant: bytes(32))
+    device = Executor(
+        SHAPE, kv, cache, table, loader, RealClock(), KvSection(chunk_tokens=CHUNK), lambda tenant: bytes(32)
+    )
     device.link = loader.link = store  # type: ignore[assignment]
     store.to_engine, store.to_loader = inbox.put, loader.from_store
     assert store.arena is not None

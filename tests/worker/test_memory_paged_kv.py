@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.kv import KvShape
+from contracts.memory.slab_size import slab_granules
 from tests.worker.owners import KV
 from worker.core.granules import OutOfGranules
 from worker.memory.device_memory import host_memory
-from worker.memory.paged_kv import PagedKv, slab_size
+from worker.memory.paged_kv import PagedKv
 
 
 def shape(kv_heads: int = 2, head_dim: int = 8, chunk_tokens: int = 20, dtype: str = "float32") -> KvShape:
@@ -37,7 +38,7 @@ def test_a_slab_is_the_smallest_that_wastes_at_most_five_percent(page: int, gran
     def waste(granules: int) -> float:
         return 1.0 if granules * granule < page else granules * granule % page / (granules * granule)
 
-    size = slab_size(page, granule)
+    size = slab_granules(page, granule)
     assert waste(size) <= 0.05
     assert all(waste(smaller) > 0.05 for smaller in range(1, size))
 
@@ -45,7 +46,7 @@ def test_a_slab_is_the_smallest_that_wastes_at_most_five_percent(page: int, gran
 def test_pages_of_a_13b_model_fill_slabs_of_five_granules_exactly() -> None:
     page = shape(kv_heads=40, head_dim=128, chunk_tokens=64, dtype="bfloat16").piece_bytes
     assert page == 1.25 * 2**20
-    assert slab_size(page, 2 << 20) == 5
+    assert slab_granules(page, 2 << 20) == 5
 
 
 def test_slabs_take_and_give_granules(kv: PagedKv) -> None:

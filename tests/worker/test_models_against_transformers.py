@@ -48,8 +48,14 @@ CASES = {
     "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
     "llama-yarn-rope": ("Llama", {"rope_parameters": YARN}),
-    "llama-yarn-scales": ("Llama", {"rope_parameters": YARN | {"mscale": 1.2, "mscale_all_dim": 0.8, "truncate": False}}),
-    "qwen2-yarn-given-scale": ("Qwen2", {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}}),
+    "llama-yarn-scales": (
+        "Llama",
+        {"rope_parameters": YARN | {"mscale": 1.2, "mscale_all_dim": 0.8, "truncate": False}},
+    ),
+    "qwen2-yarn-given-scale": (
+        "Qwen2",
+        {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}},
+    ),
     "llama-every-head-its-own": ("Llama", {"num_key_value_heads": 6}),
     "llama-other-head-dim": ("Llama", {"head_dim": 32, "num_key_value_heads": 6}),
     "mistral-window": ("Mistral", {"sliding_window": 20}),
@@ -84,7 +90,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def reference(directory: Path, case: str, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
-    """A random model of this case, saved to `directory`; norms and biases are random too, so that none can be forgotten."""
+    """A random model of this case, saved to `directory`; norms and biases are random too, so that none can be
+    forgotten."""
     name, extra = CASES[case]
     torch.manual_seed(sorted(CASES).index(case))
     model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**SIZES | extra)).eval()
@@ -106,7 +113,12 @@ class Bench:
     threads = 2
 
     def __init__(
-        self, directory: Path, dtype: str = "float32", granule: int = GRANULE, chunk: int = CHUNK, kernels: CpuKernels | None = None
+        self,
+        directory: Path,
+        dtype: str = "float32",
+        granule: int = GRANULE,
+        chunk: int = CHUNK,
+        kernels: CpuKernels | None = None,
     ) -> None:
         self.pool = host_memory(granule * 512, granule)
         kernels = kernels or choose_kernels(self.computes, load_config(directory), chunk, self.threads)
@@ -128,7 +140,9 @@ class Bench:
 
     def step(self, *slices: Slice) -> torch.Tensor:
         self.calls = []
-        return self.runner.step(list(slices), lambda n: self.calls.append(("before", n)), lambda n: self.calls.append(("after", n)))
+        return self.runner.step(
+            list(slices), lambda n: self.calls.append(("before", n)), lambda n: self.calls.append(("after", n))
+        )
 
     def cut(self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True) -> Slice:
         return Slice(tokens[start:end], start, pages[:, : -(-end // self.model.shape.chunk_tokens)], want)
@@ -183,7 +197,9 @@ def test_a_mixed_batch_of_prefill_and_decode_gives_each_sequence_what_it_gets_al
         theirs = [theirs_model(torch.tensor([t])).logits[0] for t in prompts]
     expected = torch.stack([t[n - 1] for t, n in zip(theirs, lengths, strict=True) if n != 33])
     torch.testing.assert_close(prefilled, expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(decoded, torch.stack([t[n] for t, n in zip(theirs, lengths, strict=True)]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        decoded, torch.stack([t[n] for t, n in zip(theirs, lengths, strict=True)]), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_pages_that_do_not_fill_their_slab_evenly_compute_the_same(tmp_path: Path) -> None:
@@ -223,9 +239,13 @@ def test_a_page_is_laid_out_as_heads_then_k_and_v_then_tokens(tmp_path: Path) ->
     with torch.no_grad():
         cache = theirs_model(torch.tensor([tokens]), use_cache=True).past_key_values
     for layer in range(3):
-        piece = torch.from_numpy(bench.kv.page_bytes_view(pages[layer, 1]).copy()).view(torch.float32).view(2, 2, CHUNK, 16)
+        piece = (
+            torch.from_numpy(bench.kv.page_bytes_view(pages[layer, 1]).copy()).view(torch.float32).view(2, 2, CHUNK, 16)
+        )
         torch.testing.assert_close(piece[:, 0], cache.layers[layer].keys[0][:, CHUNK : 2 * CHUNK], atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(piece[:, 1], cache.layers[layer].values[0][:, CHUNK : 2 * CHUNK], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            piece[:, 1], cache.layers[layer].values[0][:, CHUNK : 2 * CHUNK], atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -311,7 +331,9 @@ def test_every_layer_s_weights_are_acquired_before_their_use_and_may_come_only_t
         ({"start": 20}, "do not cover"),
     ],
 )
-def test_a_slice_that_does_not_fit_is_refused_before_anything_is_written(wrong: dict, message: str, tmp_path: Path) -> None:
+def test_a_slice_that_does_not_fit_is_refused_before_anything_is_written(
+    wrong: dict, message: str, tmp_path: Path
+) -> None:
     reference(tmp_path, "llama")
     bench = Bench(tmp_path)
     pages = bench.pages(4)

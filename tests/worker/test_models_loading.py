@@ -37,7 +37,8 @@ LLAMA: dict[str, Any] = {
 }
 
 
-# ---- config.json -------------------------------------------------------------------------------------------------------
+# ---- config.json
+# -------------------------------------------------------------------------------------------------------
 def test_defaults_are_those_of_the_family() -> None:
     c = parse_config(LLAMA)
     assert (c.kv_heads, c.head_dim, c.norm_eps, c.tied, c.dtype) == (4, 16, 1e-6, False, None)
@@ -113,12 +114,15 @@ def test_a_missing_or_broken_config_is_named(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
-# ---- weights -----------------------------------------------------------------------------------------------------------
+# ---- weights
+# -----------------------------------------------------------------------------------------------------------
 def make(directory: Path, dtype: str = "float32", seed: int = 1, **changes: Any) -> Path:
     return make_random_model(directory, SHAPES["tiny"][0] | changes, seed, dtype)
 
 
-def load(directory: Path, dtype: str = "auto", chunk_tokens: int = 64, cache_dir: Path | None = None, mib: int = 64) -> Model:
+def load(
+    directory: Path, dtype: str = "auto", chunk_tokens: int = 64, cache_dir: Path | None = None, mib: int = 64
+) -> Model:
     return load_model(directory, host_memory(mib << 20, 64 << 10), dtype, "auto", chunk_tokens, cache_dir)
 
 
@@ -138,7 +142,9 @@ def test_weights_in_the_pool_are_those_of_the_file(tmp_path: Path) -> None:
     prefix = "model.layers.2."
     packed = torch.cat([tensors[f"{prefix}self_attn.{n}_proj.weight"] for n in "qkv"])
     assert torch.equal(model.layers[2].qkv, packed)
-    assert torch.equal(model.layers[2].gate_up, torch.cat([tensors[f"{prefix}mlp.{n}_proj.weight"] for n in ("gate", "up")]))
+    assert torch.equal(
+        model.layers[2].gate_up, torch.cat([tensors[f"{prefix}mlp.{n}_proj.weight"] for n in ("gate", "up")])
+    )
     assert torch.equal(model.layers[2].down, tensors[prefix + "mlp.down_proj.weight"])
     assert model.top.head is model.top.embedding
 
@@ -155,7 +161,14 @@ def test_auto_means_float32_for_small_models_and_the_checkpoints_type_for_others
     small = make(tmp_path / "small", "bfloat16")
     assert load(small).shape.dtype == "float32"
     assert load(small, "bfloat16").shape.dtype == "bfloat16"
-    large = make(tmp_path / "large", "bfloat16", hidden_size=1024, num_attention_heads=64, intermediate_size=4096, vocab_size=4096)
+    large = make(
+        tmp_path / "large",
+        "bfloat16",
+        hidden_size=1024,
+        num_attention_heads=64,
+        intermediate_size=4096,
+        vocab_size=4096,
+    )
     assert Checkpoint(large).bytes > 64 << 20
     assert load(large, mib=256).shape.dtype == "bfloat16"
 
@@ -180,7 +193,10 @@ def flips() -> Iterator[tuple[str, ModelConfig]]:
         value = getattr(CONFIG, field.name)
         if field.name == "rope":
             for inner in fields(Rope):
-                yield f"rope.{inner.name}", replace(CONFIG, rope=replace(value, **{inner.name: changed(getattr(value, inner.name))}))
+                yield (
+                    f"rope.{inner.name}",
+                    replace(CONFIG, rope=replace(value, **{inner.name: changed(getattr(value, inner.name))})),
+                )
         else:
             yield field.name, replace(CONFIG, **{field.name: changed(value)})
 
@@ -202,8 +218,8 @@ def changed(value: Any) -> Any:
 
 
 CONFIG = parse_config(LLAMA | {"torch_dtype": "bfloat16"})
-#: They decide where an answer ends and how long it may be, which type is served where nothing says it (that type has its own place in the
-#: fingerprint), or are only a name of what the other fields say.
+#: They decide where an answer ends and how long it may be, which type is served where nothing says it (that type has
+#: its own place in the fingerprint), or are only a name of what the other fields say.
 NOT_OF_THE_CACHE = {"architecture", "eos_ids", "max_tokens", "dtype"}
 
 
@@ -220,7 +236,9 @@ def test_every_field_that_changes_what_is_computed_changes_the_digest() -> None:
 def test_type_chunks_and_adapter_change_the_fingerprint() -> None:
     said = [(bytes(32), "float32", 64, b""), (b"w" * 32, "float32", 64, b""), (bytes(32), "bfloat16", 64, b"")]
     said += [(bytes(32), "float32", 32, b""), (bytes(32), "float32", 64, b"lora")]
-    assert len({fingerprint(w, dtype=dtype, chunk_tokens=tokens, adapter=adapter) for w, dtype, tokens, adapter in said}) == len(said)
+    assert len(
+        {fingerprint(w, dtype=dtype, chunk_tokens=tokens, adapter=adapter) for w, dtype, tokens, adapter in said}
+    ) == len(said)
 
 
 def digest_of(directory: Path, cache: Path, later_s: float = 60.0) -> bytes:
@@ -249,7 +267,10 @@ def test_other_weights_with_equal_size_and_time_have_another_digest(tmp_path: Pa
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     os.utime(theirs, ns=times)
     first = digest_of(directory, cache)
-    for put in (lambda: shutil.copy2(theirs, file), lambda: (shutil.copy2(theirs, tmp_path / "new"), (tmp_path / "new").replace(file))):
+    for put in (
+        lambda: shutil.copy2(theirs, file),
+        lambda: (shutil.copy2(theirs, tmp_path / "new"), (tmp_path / "new").replace(file)),
+    ):
         make(directory)
         os.utime(file, ns=times)
         assert digest_of(directory, cache) == first
@@ -297,12 +318,18 @@ def test_unloading_and_loading_a_layer_moves_granules_and_restores_every_byte(tm
     [
         (lambda t: t.pop("model.layers.3.mlp.up_proj.weight"), "no tensor model.layers.3.mlp.up_proj.weight"),
         (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"model.norm.weight is torch.float32 \[3\]"),
-        (lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int32)}), "model.norm.weight is torch.int32"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int32)}),
+            "model.norm.weight is torch.int32",
+        ),
         (
             lambda t: t.update({"model.layers.1.self_attn.q_proj.bias": torch.ones(64)}),
             "has tensor model.layers.1.self_attn.q_proj.bias, which",
         ),
-        (lambda t: t.update({"model.layers.4.mlp.x": torch.ones(1), "zz": torch.ones(1)}), "has tensor model.layers.4.mlp.x and 1 more"),
+        (
+            lambda t: t.update({"model.layers.4.mlp.x": torch.ones(1), "zz": torch.ones(1)}),
+            "has tensor model.layers.4.mlp.x and 1 more",
+        ),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_its_config_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
@@ -341,14 +368,20 @@ def test_a_truncated_missing_or_contradicting_shard_is_refused_by_name(tmp_path:
     sharded(cut)
     second = cut / "model-1.safetensors"
     second.write_bytes(second.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"model-1\.safetensors is not a readable safetensors file.*download it again"):
+    with pytest.raises(
+        ConfigError, match=r"model-1\.safetensors is not a readable safetensors file.*download it again"
+    ):
         load(cut)
     second.unlink()
-    with pytest.raises(ConfigError, match=r"model-1\.safetensors does not exist; model\.safetensors\.index\.json names it"):
+    with pytest.raises(
+        ConfigError, match=r"model-1\.safetensors does not exist; model\.safetensors\.index\.json names it"
+    ):
         load(cut)
     wrong = make(tmp_path / "wrong")
     where = sharded(wrong)
-    (wrong / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where | {"model.layers.9.x": "model-2.safetensors"}}))
+    (wrong / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": where | {"model.layers.9.x": "model-2.safetensors"}})
+    )
     with pytest.raises(ConfigError, match=r"model-2\.safetensors has no tensor model\.layers\.9\.x, which"):
         load(wrong)
     twice = make(tmp_path / "twice")
@@ -385,17 +418,27 @@ def test_only_a_files_own_memory_is_forgotten_and_reading_brings_it_back(tmp_pat
     kept, own = checkpoint.tensors[name].clone(), torch.ones(100_000)
     checkpoint.forget(checkpoint.tensors[name])
     checkpoint.forget(own)
-    assert torch.equal(checkpoint.tensors[name], kept) and bool(own.all()), "memory that is no mapped file stays as it is"
+    assert torch.equal(checkpoint.tensors[name], kept) and bool(own.all()), (
+        "memory that is no mapped file stays as it is"
+    )
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("parameters_m", [40, pytest.param(250, marks=pytest.mark.slow)])
 def test_loading_needs_no_second_copy_of_the_weights(kernels: str, parameters_m: int, tmp_path: Path) -> None:
     layers = parameters_m // 10
-    shape = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2592}
+    shape = {
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 2592,
+    }
     directory = make(tmp_path, "bfloat16", **shape, num_hidden_layers=layers)
     script = Path(__file__).with_name("peak_of_loading.py")
-    done = subprocess.run([sys.executable, str(script), str(directory), kernels], capture_output=True, text=True, check=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, str(script), str(directory), kernels], capture_output=True, text=True, check=True, timeout=240
+    )
     weights, grew = map(int, done.stdout.split())
     assert weights == Checkpoint(directory).bytes >= 2e6 * parameters_m
     # Above the weights themselves: what one layer takes of the file, whole granules, and the allocator's own.
@@ -426,7 +469,8 @@ def test_a_device_without_a_pool_is_refused(tmp_path: Path) -> None:
         load_model(make(tmp_path), host_memory(64 << 20, 64 << 10), "auto", "cuda", 64, None)
 
 
-# ---- random models -----------------------------------------------------------------------------------------------------
+# ---- random models
+# -----------------------------------------------------------------------------------------------------
 def test_the_131m_shape_has_about_131_million_parameters() -> None:
     config, dtype = SHAPES["131m"]
     assert 129e6 < parameters(config) < 133e6 and dtype == "bfloat16"

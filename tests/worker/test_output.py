@@ -24,8 +24,11 @@ TEXT_IDS = [t for t in range(CODEC.vocab_size) if t not in CODEC.special_ids]
 PARTS = [t for t in TEXT_IDS if CODEC.token_bytes(t).decode("utf-8", "replace").count("\ufffd")]
 
 
-def write(tokens: list[int], max_tokens: int = 10_000, resume: int = 0, logprob: float | None = None, **settings: Any) -> list[Output]:
-    """The outputs of a request that samples these tokens after `resume` of them came from another worker; up to its end."""
+def write(
+    tokens: list[int], max_tokens: int = 10_000, resume: int = 0, logprob: float | None = None, **settings: Any
+) -> list[Output]:
+    """The outputs of a request that samples these tokens after `resume` of them came from another worker; up to its
+    end."""
     request = GenerateRequest("r", "t", "s", "m", Sampling(**settings), prompt=".", resume_tokens=tokens[:resume])
     sequence = Sequence(request, 1, [7, *tokens[:resume]], max_tokens, 0)
     writer = Writer(sequence, CODEC, {EOS})
@@ -56,7 +59,9 @@ ids = st.lists(st.sampled_from(TEXT_IDS) | st.sampled_from(PARTS) | st.sampled_f
 @settings(max_examples=400, deadline=None)
 @example([*FOX, *FOX[:3]], [], False, None)
 @example([*FOX, *FOX], ["🦊🦊"], True, None)
-def test_deltas_join_to_the_whole_text_and_stop_strings_never_leak(tokens: list[int], stops: list[str], include: bool, data: Any) -> None:
+def test_deltas_join_to_the_whole_text_and_stop_strings_never_leak(
+    tokens: list[int], stops: list[str], include: bool, data: Any
+) -> None:
     outputs = write(tokens, max_tokens=1 + len(tokens), stop=stops, include_stop=include, ignore_eos=True)
     finished = outputs[-1].finish_reason
     whole = expected(tokens, stops, include)

@@ -38,7 +38,9 @@ class Listener(SchedulerServicer):
     async def stop(self) -> None:
         await self._server.stop(0)
 
-    async def WorkerReports(self, reports: AsyncIterator[pb.WorkerReport], context: Any) -> AsyncIterator[pb.WorkerCommand]:
+    async def WorkerReports(
+        self, reports: AsyncIterator[pb.WorkerReport], context: Any
+    ) -> AsyncIterator[pb.WorkerCommand]:
         async for report in reports:
             kind = report.WhichOneof("kind")
             if kind == "hello":
@@ -102,7 +104,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_reports_say_how_long_the_engine_has_done_nothing(world: tuple[PlayedEngine, Reporter, list[Listener]]) -> None:
+async def test_reports_say_how_long_the_engine_has_done_nothing(
+    world: tuple[PlayedEngine, Reporter, list[Listener]],
+) -> None:
     engine, reporter, listeners = world
     engine.stalled_s = 3.5
     reporter.wake()
@@ -123,7 +127,9 @@ async def test_every_scheduler_hears_of_every_request_that_ended_even_one_that_w
     await until(lambda: first.finished == ["a"] and list(first.loads[-1].in_flight) == ["b"])
     await second.start()
     await until(lambda: len(second.hellos) == 2 and list(second.loads[-1].in_flight) == ["b"])
-    assert [h.connection for h in second.hellos] == [1, 2] and second.hellos[0].instance == second.hellos[1].instance != ""
+    assert [h.connection for h in second.hellos] == [1, 2] and second.hellos[0].instance == second.hellos[
+        1
+    ].instance != ""
     assert second.loads[-1].number < first.loads[-1].number, "each stream counts its own reports from one"
     assert second.finished.count("a") <= 1 == first.finished.count("a")
 
@@ -157,15 +163,31 @@ async def test_a_scheduler_of_many_nodes_hears_less_often(world) -> None:
 async def test_a_model_is_reported_by_name_and_in_bytes(world: tuple[PlayedEngine, Reporter, list[Listener]]) -> None:
     engine, reporter, listeners = world
     (model,), hello = listeners[0].hellos[0].models, listeners[0].hellos[0]
-    assert (model.name, model.state, model.weight_bytes, model.engine, model.wire) == ("m", pb.MODEL_STATE_ACTIVE, 700, "native", 0)
+    assert (model.name, model.state, model.weight_bytes, model.engine, model.wire) == (
+        "m",
+        pb.MODEL_STATE_ACTIVE,
+        700,
+        "native",
+        0,
+    )
     assert (model.ttft_slo_s, model.tpot_slo_s, hello.device_bytes) == (0.5, 0.05, 1000)
     engine.counts = replace(
-        engine.counts, running=3, outstanding_s={0: 1.5, 2: 0.5}, request_s=0.25, pages_total=8, pages_free=5, pages_cached=4
+        engine.counts,
+        running=3,
+        outstanding_s={0: 1.5, 2: 0.5},
+        request_s=0.25,
+        pages_total=8,
+        pages_free=5,
+        pages_cached=4,
     )
     load = reporter.load(1, reporter.links[0])
     assert load.device_bytes_free == 44
     (of_model,), page_bytes = load.models, engine.shape.piece_bytes
     assert (of_model.model, of_model.running, of_model.request_s) == ("m", 3, 0.25)
-    assert (of_model.kv_bytes_used, of_model.kv_bytes_cached, of_model.kv_bytes_limit) == (3 * page_bytes, 4 * page_bytes, 8 * page_bytes)
+    assert (of_model.kv_bytes_used, of_model.kv_bytes_cached, of_model.kv_bytes_limit) == (
+        3 * page_bytes,
+        4 * page_bytes,
+        8 * page_bytes,
+    )
     assert (load.hbm_pages_total, load.hbm_pages_free, load.hbm_pages_cached) == (8, 5, 4)
     assert dict(of_model.outstanding_by_priority) == {0: 1.5, 2: 0.5}

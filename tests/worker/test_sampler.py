@@ -78,7 +78,9 @@ def test_limits_cut_what_can_be_drawn() -> None:
     assert drawn(logs, logit_bias={1: -100.0}) == {0, 2, 3}
 
 
-@given(st.lists(st.floats(-20, 20), min_size=1, max_size=30), st.integers(0, 40), st.floats(0.01, 1.0), st.floats(0.0, 1.0))
+@given(
+    st.lists(st.floats(-20, 20), min_size=1, max_size=30), st.integers(0, 40), st.floats(0.01, 1.0), st.floats(0.0, 1.0)
+)
 def test_limits_keep_a_best_token_and_never_a_worse_one_before_a_better(
     logits: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
@@ -111,7 +113,10 @@ def test_a_row_is_drawn_alike_alone_in_a_batch_and_after_resuming() -> None:
     logits = rows(12)
     together = [state(seed=100 + i, temperature=0.9, top_p=0.95) for i in range(12)]
     batch = [c.token for c in choose_all(logits, together)]
-    alone = [choose_all(logits[i : i + 1], [state(seed=100 + i, temperature=0.9, top_p=0.95)])[0].token for i in reversed(range(12))]
+    alone = [
+        choose_all(logits[i : i + 1], [state(seed=100 + i, temperature=0.9, top_p=0.95)])[0].token
+        for i in reversed(range(12))
+    ]
     assert batch == alone[::-1]
 
     first = state(seed=5)
@@ -145,7 +150,11 @@ def test_seeds_of_any_size_work() -> None:
 def test_log_probabilities_are_the_models_own() -> None:
     logits = rows(3)
     before = logits.clone()
-    states = [state(temperature=0, logprobs=3, logit_bias={4: 99.0}), state(temperature=0), state(logprobs=0, temperature=2.0)]
+    states = [
+        state(temperature=0, logprobs=3, logit_bias={4: 99.0}),
+        state(temperature=0),
+        state(logprobs=0, temperature=2.0),
+    ]
     first, second, third = choose_all(logits, states)
     expected = before.log_softmax(-1)
     assert first.token == 4 and first.logprob == pytest.approx(float(expected[0, 4]))
@@ -192,7 +201,9 @@ class Only:
 def test_a_constraint_limits_its_own_row_and_no_other() -> None:
     logits = rows(3)
     guided = SamplingState.start(Sampling(temperature=0, logprobs=0), [1], constraint=Only(7, 8))
-    drawn_ = SamplingState.start(Sampling(temperature=1.0, seed=2, top_k=1, logit_bias={3: 100.0}), [1], constraint=Only(7, 8))
+    drawn_ = SamplingState.start(
+        Sampling(temperature=1.0, seed=2, top_k=1, logit_bias={3: 100.0}), [1], constraint=Only(7, 8)
+    )
     plain = state(temperature=0)
     chosen = choose_all(logits, [guided, drawn_, plain])
     assert [c.token for c in chosen][:2] == [7 + int(logits[0, 8] > logits[0, 7]), 7 + int(logits[1, 8] > logits[1, 7])]
@@ -210,7 +221,9 @@ def test_a_constraint_limits_its_own_row_and_no_other() -> None:
     st.sampled_from([0.0, 0.01]),
 )
 @settings(max_examples=200, deadline=None)
-def test_limits_are_those_of_a_sorted_vocabulary(seed: int, vocabulary: int, top_k: int, top_p: float, min_p: float) -> None:
+def test_limits_are_those_of_a_sorted_vocabulary(
+    seed: int, vocabulary: int, top_k: int, top_p: float, min_p: float
+) -> None:
     """As a sort in double precision says, with ties between low-precision values, and rows where much is forbidden."""
     rng = np.random.default_rng(seed)
     row = np.round(rng.normal(0, 2, vocabulary), 1).astype(np.float32)

@@ -1,4 +1,5 @@
-"""The worker's stream: what is asked is made ready off the engine's thread, and what was cancelled meanwhile is never run."""
+"""The worker's stream: what is asked is made ready off the engine's thread, and what was cancelled meanwhile is never
+run."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from contracts.errors import ConfigError
 from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submit, submit_command, together
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from contracts.v1 import worker_pb2
-from runtime.config import WorkerSection
-from tests.worker.engine_house import DEMO, House, tiny_model
+from runtime.sections import WorkerSection
+from tests.worker.engine_harness import DEMO, Harness, tiny_model
 from worker.engine import failpoints
 from worker.sampling.grammars import GrammarCompiler
 from worker.service.hosted import Hosted
@@ -31,8 +32,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": CLOSED}}
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    made = House(tiny_model(tmp_path_factory.mktemp("tiny")))
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    made = Harness(tiny_model(tmp_path_factory.mktemp("tiny")))
     yield made
     made.close()
 
@@ -55,7 +56,9 @@ class Gateway:
 
     def submit(self, request_id: str, *, seed: int = 1, **more: Any) -> None:
         sampling = Sampling(temperature=1.0, seed=seed, max_tokens=200)
-        request = GenerateRequest(request_id, "t", "s", "tiny", sampling, messages=[{"role": "user", "content": "Hello"}], **more)
+        request = GenerateRequest(
+            request_id, "t", "s", "tiny", sampling, messages=[{"role": "user", "content": "Hello"}], **more
+        )
         self._sent.put_nowait(together([encode_submit(request)]))
 
     def send(self, frame: bytes) -> None:
@@ -85,8 +88,8 @@ class Gateway:
 class Waiting(GrammarCompiler):
     """Compiles when told to, and notes on which threads."""
 
-    def __init__(self, house: House) -> None:
-        super().__init__(house.codec, house.model.config.vocab_size, house.model.eos_ids)
+    def __init__(self, harness: Harness) -> None:
+        super().__init__(harness.codec, harness.model.config.vocab_size, harness.model.eos_ids)
         self.go, self.threads = threading.Event(), []  # type: ignore[var-annotated]
         self.go.set()
         self.asked = threading.Event()
@@ -105,11 +108,11 @@ def hosted_of(server: WorkerServer) -> Hosted:
 
 
 @pytest.fixture
-async def server(house: House) -> AsyncIterator[WorkerServer]:
+async def server(harness: Harness) -> AsyncIterator[WorkerServer]:
     tokenising = Tokenising()
-    hosted = Hosted(house.engine, house.codec, 1500, house.model.config.vocab_size, WorkerSection(), tokenising)
+    hosted = Hosted(harness.engine, harness.codec, 1500, harness.model.config.vocab_size, WorkerSection(), tokenising)
     made = WorkerServer([hosted], tokenising)
-    hosted.grammars.compiler = Waiting(house)
+    hosted.grammars.compiler = Waiting(harness)
     yield made
     await made.stop()
 
@@ -134,7 +137,7 @@ async def test_grammars_are_compiled_on_a_thread_of_their_own_and_only_when_aske
     await gateway.leave()
 
 
-async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: WorkerServer, house: House) -> None:
+async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: WorkerServer, harness: Harness) -> None:
     gateway, other, grammars = Gateway(server), Gateway(server), hosted_of(server).grammars.compiler
     assert isinstance(grammars, Waiting)
     grammars.go.clear()
@@ -145,17 +148,17 @@ async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: Worke
     await other.leave()  # the whole gateway goes away
     gateway.submit("after")
     assert (await gateway.ended("after")).finish_reason in ("stop", "length")
-    finished = len(house.engine.finished)
+    finished = len(harness.engine.finished)
     grammars.go.set()
     while hosted_of(server).grammars._learning:  # noqa: ASYNC110 - another class's state
         await asyncio.sleep(0.01)
     gateway.submit("last", json_schema='{"enum": [1]}')
     assert (await gateway.ended("last")).finish_reason == "stop"
-    assert list(house.engine.finished)[finished:] == ["last"] and not gateway.text("gone")
+    assert list(harness.engine.finished)[finished:] == ["last"] and not gateway.text("gone")
     await gateway.leave()
 
 
-async def test_steps_that_wait_for_a_slow_stream_come_together(server: WorkerServer, house: House) -> None:
+async def test_steps_that_wait_for_a_slow_stream_come_together(server: WorkerServer, harness: Harness) -> None:
     sent = asyncio.Queue[bytes]()
 
     async def frames() -> AsyncIterator[worker_pb2.Frame]:
@@ -168,7 +171,7 @@ async def test_steps_that_wait_for_a_slow_stream_come_together(server: WorkerSer
     seen = [decode_step((await anext(stream)).payload)]
     async with asyncio.timeout(60):
         while True:  # nobody reads meanwhile
-            if "slow" in house.engine.finished:
+            if "slow" in harness.engine.finished:
                 break
             await asyncio.sleep(0.01)
     while not any(o.finish_reason for o in seen[-1].outputs):
@@ -184,7 +187,11 @@ async def test_a_call_comes_with_its_pieces_and_a_bad_schema_as_a_refusal(server
     gateway.submit("call", tool_use=ToolUse(json.dumps([TOOL]), "required", "f"))
     assert (await gateway.ended("call")).finish_reason == "stop"
     deltas = [d for f in gateway.seen for o in f.outputs if o.request_id == "call" for d in o.tool_calls or []]
-    assert deltas[0].name == "f" and json.loads("".join(d.arguments for d in deltas))["x"] in (1, 2) and gateway.text("call") == ""
+    assert (
+        deltas[0].name == "f"
+        and json.loads("".join(d.arguments for d in deltas))["x"] in (1, 2)
+        and gateway.text("call") == ""
+    )
     bad = {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "not": {}}}}
     gateway.submit("bad", tool_use=ToolUse(json.dumps([TOOL, bad])))
     refused = await gateway.ended("bad")
@@ -194,13 +201,20 @@ async def test_a_call_comes_with_its_pieces_and_a_bad_schema_as_a_refusal(server
 
 async def test_tokens_that_do_not_exist_are_refused_by_name(server: WorkerServer) -> None:
     gateway = Gateway(server)
-    for name, sampling in (("logit_bias", Sampling(logit_bias={9999: 1.0})), ("stop_token_ids", Sampling(stop_token_ids=[9999]))):
-        gateway._sent.put_nowait(together([encode_submit(GenerateRequest(name, "t", "s", "tiny", sampling, prompt="x"))]))
+    for name, sampling in (
+        ("logit_bias", Sampling(logit_bias={9999: 1.0})),
+        ("stop_token_ids", Sampling(stop_token_ids=[9999])),
+    ):
+        gateway._sent.put_nowait(
+            together([encode_submit(GenerateRequest(name, "t", "s", "tiny", sampling, prompt="x"))])
+        )
         assert (await gateway.ended(name)).error[2] == name
     await gateway.leave()
 
 
-async def test_every_gateway_hears_whose_trial_it_is_and_that_the_worker_leaves(server: WorkerServer, house: House) -> None:
+async def test_every_gateway_hears_whose_trial_it_is_and_that_the_worker_leaves(
+    server: WorkerServer, harness: Harness
+) -> None:
     gateway, other = Gateway(server), Gateway(server)
     gateway.submit("before")
     other.submit("others")
@@ -241,12 +255,14 @@ def test_failpoints_name_their_remedy_and_do_nothing_unless_armed() -> None:
     failpoints.reach("step", [request])
 
 
-async def test_what_cannot_fit_is_refused_before_it_is_tokenised(house: House, server: WorkerServer) -> None:
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(harness: Harness, server: WorkerServer) -> None:
     gateway = Gateway(server)
     bound = hosted_of(server).bound
     assert bound.longest_token_bytes > 0
     content = "x" * (bound.longest_token_bytes * bound.max_tokens + 1)
-    for number, asked in enumerate(({"prompt": content}, {"messages": [{"role": "tool", "content": content, "tool_call_id": "c"}]})):
+    for number, asked in enumerate(
+        ({"prompt": content}, {"messages": [{"role": "tool", "content": content, "tool_call_id": "c"}]})
+    ):
         request = GenerateRequest(f"r{number}", "t", "s", "tiny", Sampling(), **asked)  # type: ignore[arg-type]
         gateway.send(together([encode_submit(request)]))
         failed = await gateway.ended(f"r{number}")
@@ -254,7 +270,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_tokenised(house: House, s
         assert (status, code) == (400, "context_length_exceeded") and "at least" in message
 
 
-async def test_what_a_gateway_sends_is_checked_again_and_fails_by_name(server: WorkerServer, house: House) -> None:
+async def test_what_a_gateway_sends_is_checked_again_and_fails_by_name(server: WorkerServer, harness: Harness) -> None:
     gateway = Gateway(server)
     wrong: dict[str, dict[str, Any]] = {
         "resume_tokens": {"resume_tokens": [10**6]},
@@ -269,13 +285,17 @@ async def test_what_a_gateway_sends_is_checked_again_and_fails_by_name(server: W
     assert (await gateway.ended("too-far")).error[2] == "resume_tokens"
     gateway._sent.put_nowait(msgpack.packb({"submit": {"request_id": [1], "sampling": {}}}))
     gateway.submit("after")
-    assert (await gateway.ended("after")).finish_reason in ("stop", "length") and not house.crashes
+    assert (await gateway.ended("after")).finish_reason in ("stop", "length") and not harness.crashes
     await gateway.leave()
 
 
 async def test_template_variables_change_the_prompt_and_are_checked_again(server: WorkerServer, tmp_path: Path) -> None:
     gateway = Gateway(server)
-    for request_id, text in (("big", '{"a":"' + "x" * (16 << 10) + '"}'), ("ours", '{"messages":[]}'), ("none", "[" * 9000)):
+    for request_id, text in (
+        ("big", '{"a":"' + "x" * (16 << 10) + '"}'),
+        ("ours", '{"messages":[]}'),
+        ("none", "[" * 9000),
+    ):
         gateway.submit(request_id, template_kwargs=text)
         status, message, param, _ = (await gateway.ended(request_id)).error
         assert status == 400 and param.startswith("chat_template_kwargs") and message
@@ -285,7 +305,11 @@ async def test_template_variables_change_the_prompt_and_are_checked_again(server
     (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text(source)
     hosted_of(server).codec = TextCodec.load(tmp_path)
-    for request_id, text in (("off", '{"enable_thinking":false}'), ("on", '{"enable_thinking":true}'), ("unsaid", None)):
+    for request_id, text in (
+        ("off", '{"enable_thinking":false}'),
+        ("on", '{"enable_thinking":true}'),
+        ("unsaid", None),
+    ):
         gateway.submit(request_id, template_kwargs=text)
         assert (await gateway.ended(request_id)).finish_reason in ("stop", "length")
     prompts = {a.request_id: a.prompt_tokens for frame in gateway.seen for a in frame.accepted}
@@ -297,15 +321,22 @@ async def test_template_variables_change_the_prompt_and_are_checked_again(server
 
 
 @pytest.mark.parametrize(
-    ("end", "thinking"), [("<think>", True), ("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("<thinking>", False), ("", False)]
+    ("end", "thinking"),
+    [("<think>", True), ("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("<thinking>", False), ("", False)],
 )
-async def test_a_gateway_is_told_when_the_template_begins_a_thought(server: WorkerServer, tmp_path: Path, end: str, thinking: bool) -> None:
+async def test_a_gateway_is_told_when_the_template_begins_a_thought(
+    server: WorkerServer, tmp_path: Path, end: str, thinking: bool
+) -> None:
     gateway = Gateway(server)
     (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}assistant: {{ " + repr(end) + " }}")
     hosted_of(server).codec = TextCodec.load(tmp_path)
     gateway.submit("chat")
-    gateway.send(together([encode_submit(GenerateRequest("plain", "t", "s", "tiny", Sampling(max_tokens=2), prompt="a <think>"))]))
+    gateway.send(
+        together(
+            [encode_submit(GenerateRequest("plain", "t", "s", "tiny", Sampling(max_tokens=2), prompt="a <think>"))]
+        )
+    )
     for request_id in ("chat", "plain"):
         await gateway.ended(request_id)
     told = {a.request_id: a.thinking for frame in gateway.seen for a in frame.accepted}

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worker.engine_house import House, tiny_model
-from tests.worker.engine_house import random_prompt as real_prompt
+from tests.worker.engine_harness import Harness, tiny_model
+from tests.worker.engine_harness import random_prompt as real_prompt
 from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import random_prompt
 
@@ -51,7 +51,13 @@ def test_under_contention_tokens_are_by_weight(batch: int) -> None:
     e = VirtualEngine(pages=3000, max_batch=batch, mixed_step_s=0.02)
     dice = random.Random(4)
     for n in range(120):
-        e.submit(prompt(n, 16), dice.choice([10, 20, 30]), session=f"s{n}", tenant="ab"[n % 2], weight=3.0 if n % 2 == 0 else 1.0)
+        e.submit(
+            prompt(n, 16),
+            dice.choice([10, 20, 30]),
+            session=f"s{n}",
+            tenant="ab"[n % 2],
+            weight=3.0 if n % 2 == 0 else 1.0,
+        )
     e.go(until=lambda: sum(a.end is not None for a in e.answers.values()) >= 60)
     tokens = Counter[str]()
     for n, answer in enumerate(e.answers.values()):
@@ -80,28 +86,30 @@ def test_classes_of_priority_do_not_multiply_the_queue() -> None:
     e.turn()
     assert sum(e.answers[name].end is None for name in names) == 6
     e.finish()
-    assert [e.answers[name].end for name in names] == ["refused 503"] * 9 + ["length"] * 6, "the most urgent ones are those that stay"
+    assert [e.answers[name].end for name in names] == ["refused 503"] * 9 + ["length"] * 6, (
+        "the most urgent ones are those that stay"
+    )
 
 
 # ---- on the real engine ----------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    made = House(tiny_model(tmp_path_factory.mktemp("tiny")), pages=1200, max_batch=8, step_ms=2)
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    made = Harness(tiny_model(tmp_path_factory.mktemp("tiny")), pages=1200, max_batch=8, step_ms=2)
     yield made
     made.close()
 
 
-def test_beside_200_requests_of_one_tenant_anothers_chats_begin_within_a_few_steps(house: House) -> None:
+def test_beside_200_requests_of_one_tenant_anothers_chats_begin_within_a_few_steps(harness: Harness) -> None:
     dice = random.Random(8)
     chats = [real_prompt(dice, 60) for _ in range(5)]
-    alone = [house.run(chat, 4, tenant="b", session=f"b{n}").tokens for n, chat in enumerate(chats)]
-    flood = [house.submit(real_prompt(dice, 10), 30, tenant="a", session=f"a{n}") for n in range(200)]
-    while not house.engine.counts.running:
-        house.wait(flood[0])
+    alone = [harness.run(chat, 4, tenant="b", session=f"b{n}").tokens for n, chat in enumerate(chats)]
+    flood = [harness.submit(real_prompt(dice, 10), 30, tenant="a", session=f"a{n}") for n in range(200)]
+    while not harness.engine.counts.running:
+        harness.wait(flood[0])
     for n, chat in enumerate(chats):
-        before = house.computed.steps
-        assert house.run(chat, 4, tenant="b", session=f"again{n}").tokens == alone[n]
-        assert house.computed.steps - before < 80, "the flood takes more than 700"
-    assert sum(house._results[name].finish is None for name in flood) > 100
-    house.wait(*flood)
-    house.settle()
+        before = harness.computed.steps
+        assert harness.run(chat, 4, tenant="b", session=f"again{n}").tokens == alone[n]
+        assert harness.computed.steps - before < 80, "the flood takes more than 700"
+    assert sum(harness._results[name].finish is None for name in flood) > 100
+    harness.wait(*flood)
+    harness.settle()

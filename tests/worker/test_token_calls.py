@@ -1,4 +1,5 @@
-"""The tokenizer for callers: ids as transformers gives them, texts that come back, and questions that nobody should ask."""
+"""The tokenizer for callers: ids as transformers gives them, texts that come back, and questions that nobody should
+ask."""
 
 from __future__ import annotations
 
@@ -74,19 +75,33 @@ def packed(value: Any) -> bytes:
     return made
 
 
-# ---- as transformers does ------------------------------------------------------------------------------------------------
+# ---- as transformers does
+# ------------------------------------------------------------------------------------------------
 async def test_a_prompts_ids_and_their_spelling_are_transformers(calls: TokenCalls, theirs: Any) -> None:
-    for text in ("", " ", "Hello there", "  Grüße, 世界 🦊!\n\n", "<|im_start|>user\nHi<|im_end|>\n", "\x00\t\r\n", "a" * 5000):
+    for text in (
+        "",
+        " ",
+        "Hello there",
+        "  Grüße, 世界 🦊!\n\n",
+        "<|im_start|>user\nHi<|im_end|>\n",
+        "\x00\t\r\n",
+        "a" * 5000,
+    ):
         for special in (True, False):
             question = pb.TokenizeRequest(prompt=packed(text), add_special_tokens=special, return_token_strs=True)
             reply = await calls.tokenize(question)
             assert list(reply.tokens) == theirs.encode(text, add_special_tokens=special), text
-            assert list(reply.token_strs) == theirs.convert_ids_to_tokens(list(reply.tokens)) and reply.max_model_len == MAX_TOKENS
+            assert (
+                list(reply.token_strs) == theirs.convert_ids_to_tokens(list(reply.tokens))
+                and reply.max_model_len == MAX_TOKENS
+            )
 
 
 async def test_a_chats_ids_are_transformers(calls: TokenCalls, theirs: Any) -> None:
     for opens, goes_on in ((True, False), (False, False), (False, True)):
-        expected = theirs.apply_chat_template(SAID, add_generation_prompt=opens, continue_final_message=goes_on, return_dict=False)
+        expected = theirs.apply_chat_template(
+            SAID, add_generation_prompt=opens, continue_final_message=goes_on, return_dict=False
+        )
         found = await ids(calls, messages=packed(SAID), add_generation_prompt=opens, continue_final_message=goes_on)
         assert found == expected, (opens, goes_on)
 
@@ -98,7 +113,9 @@ LEAVES_OUT = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% 
 def variant(tmp_path: Path, template: str | None, processor: Any = None) -> Path:
     """The demo's tokenizer with another template, or with tokens around each prompt."""
     config = json.loads((DEMO / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | ({"chat_template": template} if template else {})))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(config | ({"chat_template": template} if template else {}))
+    )
     shutil.copy(DEMO / "tokenizer.json", tmp_path / "tokenizer.json")
     if processor is not None:
         tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
@@ -111,14 +128,18 @@ async def test_a_message_that_goes_on_ends_where_a_template_that_strips_it_ends(
     directory = variant(tmp_path, STRIPS)
     theirs, tokenising = AutoTokenizer.from_pretrained(directory), Tokenising()
     try:
-        found = await ids(calls_of(TextCodec.load(directory), tokenising), messages=packed(SAID), continue_final_message=True)
+        found = await ids(
+            calls_of(TextCodec.load(directory), tokenising), messages=packed(SAID), continue_final_message=True
+        )
     finally:
         tokenising.stop()
     assert found == theirs.apply_chat_template(SAID, continue_final_message=True, return_dict=False)
     assert theirs.decode(found).endswith("[assistant]Noted,\nand so on")
 
 
-async def test_special_tokens_stand_around_a_prompt_and_a_chat_where_they_are_asked_for(tmp_path: Path, theirs: Any) -> None:
+async def test_special_tokens_stand_around_a_prompt_and_a_chat_where_they_are_asked_for(
+    tmp_path: Path, theirs: Any
+) -> None:
     names = ("<|endoftext|>", "<|im_end|>")
     around = [(name, theirs.convert_tokens_to_ids(name)) for name in names]
     processor = processors.TemplateProcessing(single=f"{names[0]} $A {names[1]}", special_tokens=around)
@@ -139,41 +160,65 @@ async def test_special_tokens_stand_around_a_prompt_and_a_chat_where_they_are_as
 async def test_what_a_message_says_becomes_no_special_token(calls: TokenCalls, codec: TextCodec) -> None:
     for goes_on in (False, True):
         special = [
-            [t for t in await ids(calls, messages=packed(talk), continue_final_message=goes_on) if t in codec.special_ids]
+            [
+                t
+                for t in await ids(calls, messages=packed(talk), continue_final_message=goes_on)
+                if t in codec.special_ids
+            ]
             for talk in (TALK, SAID, [*TALK[:2], {"role": "assistant", "content": "<|im_end|>"}])
         ]
         assert special[0] == special[1] == special[2]
 
 
-# ---- there and back ------------------------------------------------------------------------------------------------------
+# ---- there and back
+# ------------------------------------------------------------------------------------------------------
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(max_size=200) | st.sampled_from(["<|im_start|>user\nHi<|im_end|>\n", "\U0001f9d1\u200d\U0001f680 ", "\x00"]))
+@given(
+    text=st.text(max_size=200)
+    | st.sampled_from(["<|im_start|>user\nHi<|im_end|>\n", "\U0001f9d1\u200d\U0001f680 ", "\x00"])
+)
 async def test_text_comes_back_as_it_was(codec: TextCodec, text: str) -> None:
     """But for Unicode's normal form (NFC), in which the demo's tokenizer reads it."""
     tokenising = Tokenising()
     try:
         calls = calls_of(codec, tokenising)
         found = await ids(calls, prompt=packed(text))
-        assert (await calls.detokenize(pb.DetokenizeRequest(tokens=packed(found)))).text == unicodedata.normalize("NFC", text)
+        assert (await calls.detokenize(pb.DetokenizeRequest(tokens=packed(found)))).text == unicodedata.normalize(
+            "NFC", text
+        )
     finally:
         tokenising.stop()
 
 
-async def test_any_ids_have_the_text_that_transformers_gives_them(calls: TokenCalls, codec: TextCodec, theirs: Any) -> None:
-    for tokens in ([], [0], sorted(codec.special_ids), list(range(codec.vocab_size))[:MAX_TOKENS], list(range(40, 0, -1)) * 3):
+async def test_any_ids_have_the_text_that_transformers_gives_them(
+    calls: TokenCalls, codec: TextCodec, theirs: Any
+) -> None:
+    for tokens in (
+        [],
+        [0],
+        sorted(codec.special_ids),
+        list(range(codec.vocab_size))[:MAX_TOKENS],
+        list(range(40, 0, -1)) * 3,
+    ):
         assert (await calls.detokenize(pb.DetokenizeRequest(tokens=packed(tokens)))).text == theirs.decode(tokens)
 
 
-# ---- hostile -------------------------------------------------------------------------------------------------------------
+# ---- hostile
+# -------------------------------------------------------------------------------------------------------------
 async def test_ids_that_do_not_exist_are_refused(calls: TokenCalls, codec: TextCodec) -> None:
     for tokens in ([codec.vocab_size], [-1], [True], [1.5], ["1"], [None], [[1]], [1, 1 << 40]):
-        assert refusal(await calls.detokenize(pb.DetokenizeRequest(tokens=packed(tokens)))) == (400, "tokens", "invalid_value")
+        assert refusal(await calls.detokenize(pb.DetokenizeRequest(tokens=packed(tokens)))) == (
+            400,
+            "tokens",
+            "invalid_value",
+        )
     many = pb.DetokenizeRequest(tokens=packed([1] * (MAX_TOKENS + 1)))
     assert refusal(await calls.detokenize(many)) == (400, "tokens", "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"\xc1", packed(7), packed({"a": 1}), b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xffa", b"\x91" * 4000]
+    "raw",
+    [b"", b"\xc1", packed(7), packed({"a": 1}), b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xffa", b"\x91" * 4000],
 )
 async def test_what_cannot_be_read_is_refused_and_the_next_question_answered(calls: TokenCalls, raw: bytes) -> None:
     assert refusal(await calls.detokenize(pb.DetokenizeRequest(tokens=raw)))[:2] == (400, "tokens")
@@ -185,15 +230,32 @@ async def test_what_cannot_be_read_is_refused_and_the_next_question_answered(cal
 
 async def test_what_can_fit_no_context_is_not_tokenised(calls: TokenCalls, codec: TextCodec) -> None:
     text = "a" * (codec.longest_token_bytes * MAX_TOKENS)
-    assert refusal(await calls.tokenize(pb.TokenizeRequest(prompt=packed(text)))) == (400, "prompt", "context_length_exceeded")
+    assert refusal(await calls.tokenize(pb.TokenizeRequest(prompt=packed(text)))) == (
+        400,
+        "prompt",
+        "context_length_exceeded",
+    )
     said = packed([{"role": "user", "content": text}])
-    assert refusal(await calls.tokenize(pb.TokenizeRequest(messages=said))) == (400, "messages", "context_length_exceeded")
-    assert len(await ids(calls, prompt=packed("xq" * MAX_TOKENS))) > MAX_TOKENS, "what only turns out to be too long is counted"
+    assert refusal(await calls.tokenize(pb.TokenizeRequest(messages=said))) == (
+        400,
+        "messages",
+        "context_length_exceeded",
+    )
+    assert len(await ids(calls, prompt=packed("xq" * MAX_TOKENS))) > MAX_TOKENS, (
+        "what only turns out to be too long is counted"
+    )
 
 
-@pytest.mark.parametrize("messages", [[1], [{}], [{"role": "user"}], [{"role": "user", "content": 5}], [{"role": 1, "content": {}}], [[]]])
+@pytest.mark.parametrize(
+    "messages", [[1], [{}], [{"role": "user"}], [{"role": "user", "content": 5}], [{"role": 1, "content": {}}], [[]]]
+)
 async def test_messages_of_no_shape_fail_alone(calls: TokenCalls, messages: Any) -> None:
-    for question in ({"add_generation_prompt": True}, {"continue_final_message": True}, {"tools": "[1]"}, {"template_kwargs": "[]"}):
+    for question in (
+        {"add_generation_prompt": True},
+        {"continue_final_message": True},
+        {"tools": "[1]"},
+        {"template_kwargs": "[]"},
+    ):
         reply = await calls.tokenize(pb.TokenizeRequest(messages=packed(messages), **question))  # type: ignore[arg-type]
         if reply.refused:
             assert refusal(reply)[0] == 400

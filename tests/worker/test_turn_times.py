@@ -55,7 +55,12 @@ def test_a_turn_says_how_long_it_waited_for_the_store_the_load_and_its_own_step(
     assert step is not None
     core.handle(done(step), 4.25)
     until = timed(core)
-    assert until == {Phase.QUEUE: 1.0, Phase.LOCATE: 0.5, Phase(f"load-{source.name.lower()}"): 1.5, Phase.COMPUTE: 0.25}
+    assert until == {
+        Phase.QUEUE: 1.0,
+        Phase.LOCATE: 0.5,
+        Phase(f"load-{source.name.lower()}"): 1.5,
+        Phase.COMPUTE: 0.25,
+    }
     for at in (5.0, 6.0):
         step = core.turn(at)
         assert step is not None

@@ -1,8 +1,8 @@
 """The production engine in virtual time: its device, loader, store and model are small fakes, and nothing waits.
 
-The model is a hash. A token's KV in a layer is a number that depends on the layer and on all tokens up to it, and the next token
-depends on every number of every layer that its pages hold. So a page that is missing, stale or somebody else's gives other tokens, and
-what a cold run gives is known without running one.
+The model is a hash. A token's KV in a layer is a number that depends on the layer and on all tokens up to it, and the
+next token depends on every number of every layer that its pages hold. So a page that is missing, stale or somebody
+else's gives other tokens, and what a cold run gives is known without running one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from contracts.frames import StepFrame
 from contracts.kv import tenant_salt
 from contracts.request import GenerateRequest, Sampling
-from runtime.config import KvSection, WorkerSection
+from runtime.sections import KvSection, WorkerSection
 from tests.worker.virtual_model import CHUNK, LAYERS, SHAPE, HashRunner, Pages, World, cold
 from tests.worker.virtual_store import VirtualLoader, VirtualStore
-from worker.core import hbm
-from worker.core.hbm import Block, HbmCache
+from worker.core.block import Block, SaveState
+from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.core.sequence import Sequence
 from worker.engine.device_loop import IDLE_S
@@ -99,7 +99,16 @@ class VirtualEngine:
         name = f"r{len(self.answers)}"
         sampling = Sampling(temperature=0.0, ignore_eos=True, max_tokens=count)
         request = GenerateRequest(
-            name, tenant, session, "hash", sampling, prompt_tokens=prompt, priority=priority, kept_tokens=kept, weight=weight, alone=alone
+            name,
+            tenant,
+            session,
+            "hash",
+            sampling,
+            prompt_tokens=prompt,
+            priority=priority,
+            kept_tokens=kept,
+            weight=weight,
+            alone=alone,
         )
         self.answers[name] = Answer(prompt, count)
         self.engine.inbox.put(Submit(request, prompt, count, self))
@@ -129,7 +138,9 @@ class VirtualEngine:
         """Let time pass until `until`, or until all is quiet. Fails when that takes longer than `most_s`."""
         end = self.world.now() + most_s
         while not (until() if until else self._quiet()):
-            assert self.world.now() < end, f"nothing more happens; waiting: {[(s.request.request_id, s.state) for s in self.sequences]}"
+            assert self.world.now() < end, (
+                f"nothing more happens; waiting: {[(s.request.request_id, s.state) for s in self.sequences]}"
+            )
             if self.engine.core.going_on or not self.engine.inbox.empty():
                 self.turn()
             else:
@@ -154,7 +165,9 @@ class VirtualEngine:
         self.blocks = {at: b for at, b in self.blocks.items() if (b.pages >= 0).any()}
         core.validate(self.blocks.values())
         for block in self.blocks.values():
-            assert block.users or block.moving or block.save is hbm.Save.WAITING or block.purgeable, "a page is unfreeable"
+            assert block.users or block.moving or block.save is SaveState.WAITING or block.purgeable, (
+                "a page is unfreeable"
+            )
         if self.runner.steps:
             assert self.runner.steps[-1][1] <= core.state.policy.step_tokens
 

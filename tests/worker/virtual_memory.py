@@ -1,4 +1,5 @@
-"""The CUDA driver's virtual memory on the host, with its rules: what the real one forbids raises here, or kills the process."""
+"""The CUDA driver's virtual memory on the host, with its rules: what the real one forbids raises here, or kills the
+process."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _FIXED, _NORESERVE, _NONE = 0x10, 0x4000, 0
 
 
 class HostVirtualMemory:
-    """`worker.memory.cuda_driver.VirtualMemory`. Fresh memory holds garbage; mapped memory cannot be touched before `allow`.
+    """`worker.memory.cuda_driver.VirtualMemory`. Fresh memory holds garbage; mapped memory cannot be touched before
+    `allow`.
 
     most: bytes of physical memory; more are refused, as by a device that others use too.
     """

@@ -111,7 +111,9 @@ class HashRunner:
         #: (when it ended, tokens) of every step.
         self.steps: list[tuple[float, int]] = []
 
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         tokens = sum(len(s.tokens) for s in slices)
         seen = [np.zeros((LAYERS, s.start + len(s.tokens)), np.int64) for s in slices]
         for layer in range(LAYERS):

@@ -13,7 +13,7 @@ from contracts.kv import leading
 from contracts.v1 import kvstore_pb2
 from tests.worker.virtual_model import LAYERS, SHAPE, Pages, World
 from worker.core.events import LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
-from worker.link.loads import FromStore, LoadTable, Save, Transfer, Wake
+from worker.link.loads import FromStore, LoadTable, SaveOffer, Transfer, Wake
 
 
 class VirtualLoader:
@@ -24,7 +24,7 @@ class VirtualLoader:
         self.to_engine: Callable[[object], None] = lambda event: None
         self.copy_s = 0.001
         self.loaded, self.saved = {"demand": 0, "hint": 0}, 0
-        self._offered: dict[int, Save] = {}
+        self._offered: dict[int, SaveOffer] = {}
 
     def pieces(self, message: kvstore_pb2.LoadPieces, arena: dict[int, np.ndarray]) -> None:
         load = self.table.open.get(message.load_id)
@@ -57,7 +57,7 @@ class VirtualLoader:
     def halt(self, load: Transfer) -> None:
         load.closed = True
 
-    def offer(self, save: Save) -> None:
+    def offer(self, save: SaveOffer) -> None:
         self._offered[save.save_id] = save
 
     def withdraw(self, save_id: int) -> None:
@@ -71,7 +71,9 @@ class VirtualLoader:
     def grant(self, grant: kvstore_pb2.SaveGrant, arena: dict[int, np.ndarray], store: VirtualStore) -> None:
         save = self._offered.pop(grant.save_id, None)
         if save is None:
-            store.send(kvstore_pb2.WorkerToStore(saved=kvstore_pb2.SaveDone(save_id=grant.save_id, aborted=grant.indices)))
+            store.send(
+                kvstore_pb2.WorkerToStore(saved=kvstore_pb2.SaveDone(save_id=grant.save_id, aborted=grant.indices))
+            )
             return
         done = SaveCopied(save.save_id, list(grant.indices), [], list(grant.held), list(grant.refused))
 
@@ -92,7 +94,7 @@ class VirtualLoader:
 class VirtualStore:
     """A store that is a dictionary. Everything it does takes `latency()` seconds; while it hangs nothing is done.
 
-    Arena slots are never reused, so a load that it forgot of when it died copies what was promised.
+    Arena slots are never reused, so a load that the store forgot when it died still copies the offered bytes.
     """
 
     def __init__(self, world: World, loader: VirtualLoader) -> None:
@@ -127,7 +129,9 @@ class VirtualStore:
     def hint(self, session: str, keys: list[bytes], expires_s: float) -> None:
         """This session is about to speak."""
         wire = session_to_wire(SessionKey("t", session))
-        self._tell(offer=kvstore_pb2.PrefetchOffer(session=wire, fingerprint=SHAPE.fingerprint, keys=keys, expires_s=expires_s))
+        self._tell(
+            offer=kvstore_pb2.PrefetchOffer(session=wire, fingerprint=SHAPE.fingerprint, keys=keys, expires_s=expires_s)
+        )
 
     def send(self, message: kvstore_pb2.WorkerToStore) -> None:
         """From the engine."""

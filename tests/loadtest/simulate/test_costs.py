@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.profile import LoadRate, Profile, Subject, Surface
+from contracts.latency_profile import LoadRate, Profile, Subject, Surface
 from loadtest.simulate.costs import Measured, Roofline
 from loadtest.simulate.presets import (
     A100,
@@ -23,7 +23,12 @@ from loadtest.simulate.presets import (
 #: lmdeploy's published table for one A100-80G: (model, prompt, seconds to the first token).
 FIRST_TOKEN = [(LLAMA_2_13B, 2048, 0.243), (LLAMA_2_7B, 2048, 0.139)]
 #: (model, batch, context of each, seconds a step).
-DECODE = [(LLAMA_2_13B, 1, 64, 0.017), (LLAMA_2_7B, 1, 64, 0.0095), (LLAMA_2_13B, 16, 2112, 0.033), (LLAMA_2_7B, 32, 2112, 0.031)]
+DECODE = [
+    (LLAMA_2_13B, 1, 64, 0.017),
+    (LLAMA_2_7B, 1, 64, 0.0095),
+    (LLAMA_2_13B, 16, 2112, 0.033),
+    (LLAMA_2_7B, 32, 2112, 0.031),
+]
 #: TensorRT-LLM 0.5.0's published throughputs in FP8: (device, model, batch, tokens in, tokens out, tokens a second).
 THROUGHPUT = [
     (H100, LLAMA_2_7B, 64, 128, 2048, 5367),
@@ -55,7 +60,9 @@ def test_decode_is_as_published(model, batch, context, seconds) -> None:
 @pytest.mark.parametrize(("device", "model", "batch", "before", "answer", "per_s"), THROUGHPUT)
 def test_throughput_is_as_published(device, model, batch, before, answer, per_s) -> None:
     costs = Roofline(replace(device, flops=2 * device.flops), replace(model, type_bytes=1))
-    seconds = batch * costs.prefill_s(before, 0) + sum(costs.decode(batch, batch * (before + n))[0] for n in range(1, answer))
+    seconds = batch * costs.prefill_s(before, 0) + sum(
+        costs.decode(batch, batch * (before + n))[0] for n in range(1, answer)
+    )
     assert batch * answer / seconds == pytest.approx(per_s, rel=0.1)
 
 

@@ -1,5 +1,5 @@
-"""No decision of ours is written again in `loadtest/`: our nodes are production's cores and ways for bytes. Other systems, which decide
-otherwise, have a room of their own (`loadtest/simulate/systems/`)."""
+"""No decision of ours is written again in `loadtest/`: our nodes are production's cores and ways for bytes. Other
+systems, which decide otherwise, have a room of their own (`loadtest/simulate/systems/`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from kvstore.core.store import Store
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import VARIANTS, Fleet
-from loadtest.simulate.node import Node
+from loadtest.simulate.node import SimulatedNode
 from loadtest.simulate.presets import PRESETS
 from scheduler.core.control import Control
 from worker.core.engine_core import EngineCore
@@ -23,9 +23,12 @@ ROOT = Path(__file__).parents[3]
 SYSTEMS = ROOT / "loadtest" / "simulate" / "systems"
 OURS = sorted(path for path in ROOT.glob("loadtest/**/*.py") if not path.is_relative_to(SYSTEMS))
 SIMULATOR = [path for path in OURS if path.is_relative_to(ROOT / "loadtest" / "simulate")]
-CORES = sorted(path for service in ("worker", "kvstore", "scheduler", "storelink") for path in ROOT.glob(f"{service}/core/**/*.py"))
+CORES = sorted(
+    path for service in ("worker", "kvstore", "scheduler", "storelink") for path in ROOT.glob(f"{service}/core/**/*.py")
+)
 
-#: What `loadtest/` has of the cores: the objects that decide, what they are told and ask for, and plain values. No function that decides.
+#: What `loadtest/` has of the cores: the objects that decide, what they are told and ask for, and plain values. No
+#: function that decides.
 TAKEN = {
     "worker.core": {"events", "instructions"},
     "worker.core.engine_core": {"EngineCore"},
@@ -43,13 +46,25 @@ TAKEN = {
     "scheduler.core.callgraph_runs": {"Run"},
     "scheduler.core.control": {"Ask", "Command", "Control", "Prefetch", "Settings"},
     "scheduler.core.directory": {"Held"},
-    "scheduler.core.fleet": {"Load", "Model", "Rates"},
+    "scheduler.core.fleet": {"LoadReport", "Model", "Rates"},
     "scheduler.core.policies": {"POLICIES"},
 }
-#: What is asked of a core object beside telling it and doing what it says.
+#: What is asked of a core object beside notice it and doing what it says.
 ASKED = {
     # of an engine's: its step, when it decides next, how far it is; what it is built with, and what it counts
-    *("handle", "take", "turn", "going_on", "due_in_s", "quiet_steps", "quiet_s", "interrupted", "counts", "validate", "live"),
+    *(
+        "handle",
+        "take",
+        "turn",
+        "going_on",
+        "due_in_s",
+        "quiet_steps",
+        "quiet_s",
+        "interrupted",
+        "counts",
+        "validate",
+        "live",
+    ),
     *("pace", "state", "admission", "scheduling"),
     # of a store's: whether it wants to be told of the time, and what it holds
     *("busy", "index"),
@@ -57,7 +72,9 @@ ASKED = {
 #: Parts of an engine's core that are read, and what of them.
 READ = {"state": {"rates"}, "admission": {"recomputed_tokens"}, "scheduling": {"recomputed_tokens"}}
 #: Names of what decides.
-DECIDES = re.compile("evict|victim|admi(t|ssion)|preempt|room|reserve|choose|batch|worth|rank|patience|budget|band", re.IGNORECASE)
+DECIDES = re.compile(
+    "evict|victim|admi(t|ssion)|preempt|room|reserve|choose|batch|worth|rank|max_prefill|budget|band", re.IGNORECASE
+)
 #: Where things are put in order of time, or so that equal seeds give equal runs.
 IN_ORDER = {"events.py": {"heapq"}, "channels.py": {"heapq"}, "crowd.py": {"heapq"}, "node.py": {"sorted"}}
 
@@ -65,7 +82,9 @@ IN_ORDER = {"events.py": {"heapq"}, "channels.py": {"heapq"}, "crowd.py": {"heap
 def core_names(path: Path) -> Iterator[tuple[str, str]]:
     """(module of a core, name) that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and re.match(r"(worker|kvstore|scheduler|gateway|storelink)\.core", node.module or ""):
+        if isinstance(node, ast.ImportFrom) and re.match(
+            r"(worker|kvstore|scheduler|gateway|storelink)\.core", node.module or ""
+        ):
             yield from ((node.module or "", alias.name) for alias in node.names)
 
 
@@ -78,11 +97,13 @@ def decisions(path: Path) -> list[str]:
                 found.append(f"{name} is named for a decision")
             case ast.Attribute(attr=name, value=ast.Attribute(attr="core")) if name not in ASKED:
                 found.append(f"reads .core.{name}")
-            case ast.Attribute(attr=name, value=ast.Attribute(attr=part, value=ast.Attribute(attr="core"))) if name not in READ.get(
-                part, {name}
+            case ast.Attribute(attr=name, value=ast.Attribute(attr=part, value=ast.Attribute(attr="core"))) if (
+                name not in READ.get(part, {name})
             ):
                 found.append(f"reads .core.{part}.{name}")
-            case ast.Call(func=ast.Name(id="min" | "max" | "sorted" as ranks), keywords=keys) if any(k.arg == "key" for k in keys):
+            case ast.Call(func=ast.Name(id="min" | "max" | "sorted" as ranks), keywords=keys) if any(
+                k.arg == "key" for k in keys
+            ):
                 found.append(f"{ranks} by a key")
             case ast.Call(func=ast.Attribute(attr="sort", value=_), keywords=keys) if keys:
                 found.append("sort by a key")
@@ -97,7 +118,7 @@ def test_a_fleet_of_ours_is_made_of_productions_cores(name: str) -> None:
     fleet = Fleet(Events(), PRESETS["a100-llama-3.1-8b"], 2, VARIANTS[name])
     assert type(fleet.control) is Control
     for node in fleet.nodes.values():
-        assert type(node) is Node and type(node.core) is EngineCore and type(node.store.core) is Store
+        assert type(node) is SimulatedNode and type(node.core) is EngineCore and type(node.store.core) is Store
         assert type(node.core.state.cache) is HbmCache and node.engine.core is node.core
 
 
@@ -115,7 +136,9 @@ def test_of_the_cores_only_objects_and_words_are_taken(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ClassDef):
             taken = {name for names in TAKEN.values() for name in names}
-            assert not {ast.unparse(base).split(".")[-1] for base in node.bases} & taken, f"{path}: {node.name} changes what a core does"
+            assert not {ast.unparse(base).split(".")[-1] for base in node.bases} & taken, (
+                f"{path}: {node.name} changes what a core does"
+            )
 
 
 @pytest.mark.parametrize("path", SIMULATOR, ids=lambda path: path.stem)
@@ -126,7 +149,9 @@ def test_nothing_in_the_simulator_looks_like_a_decision(path: Path) -> None:
 def test_no_function_of_a_core_is_defined_again() -> None:
     def functions(path: Path) -> set[str]:
         return {
-            node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+            node.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
         }
 
     theirs = {name for path in CORES for name in functions(path)}
@@ -140,5 +165,5 @@ def test_what_does_decide_is_found() -> None:
         assert decisions(SYSTEMS / name), name
     for name in ("admission", "batching", "fairness", "hbm", "prefetch", "preemption", "scheduling", "victims"):
         assert decisions(ROOT / "worker" / "core" / f"{name}.py"), name
-    for name in ("emptying", "eviction", "room"):
+    for name in ("defragmentation", "eviction", "room"):
         assert decisions(ROOT / "kvstore" / "core" / f"{name}.py"), name

@@ -1,4 +1,5 @@
-"""Our nodes, which run the production cores of store and engine: they serve everybody and keep their invariants, whatever is short."""
+"""Our nodes, which run the production cores of store and engine: they serve everybody and keep their invariants,
+whatever is short."""
 
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from loadtest.habits import Habits
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import VARIANTS, Fleet
 from loadtest.simulate.mechanisms import BLOB, DRAM, HBM, Mechanisms
-from loadtest.simulate.node import Node
+from loadtest.simulate.node import SimulatedNode
 from loadtest.simulate.presets import PRESETS
 from loadtest.simulate.request import Request
 from loadtest.simulate.scenario import Run, scripts, simulate, trace_sessions
@@ -17,10 +18,12 @@ from loadtest.simulate.turns import coarse, coarsened, most_tokens
 from scheduler.core.advisories import Hint
 
 KIND = PRESETS["a100-llama-3.1-8b"]
-RUN = Run(KIND, 2, VARIANTS["balanced"], people=36, seconds=90.0, warm_up_s=20.0)
+RUN = Run(KIND, 2, VARIANTS["balanced"], users=36, seconds=90.0, warm_up_s=20.0)
 
 
-def served(events: Events, fleet: Fleet, name: str, prompt: int, answer: int, history: int = 0, node: str = "") -> Request:
+def served(
+    events: Events, fleet: Fleet, name: str, prompt: int, answer: int, history: int = 0, node: str = ""
+) -> Request:
     request = Request(name, SessionKey("t", "s"), int(history > 0), prompt, history, answer, events.now, lambda r: None)
     if node:
         request.node = node
@@ -42,19 +45,24 @@ def test_a_coarse_shape_has_as_many_bytes_a_token() -> None:
 def test_everybody_is_served_and_every_core_keeps_its_invariants(variant: str) -> None:
     token = KIND.shape.token_bytes
     tight = replace(KIND, hbm_bytes=40_000.0 * token, dram_bytes=60_000.0 * token, ssd_bytes=400_000.0 * token)
-    run = replace(RUN, kind=tight, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5, expected=False)})
-    found = simulate(run, scripts(trace_sessions(None, sessions=160), max_tokens=20_000))  # validates every part at the end
+    run = replace(
+        RUN, kind=tight, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5, expected=False)}
+    )
+    # validates every part at the end
+    found = simulate(run, scripts(trace_sessions(None, sessions=160), max_tokens=20_000))
     requests = found.users.requests
     assert found.figures["unfinished"] == 0 and len(requests) > 40
     assert all(r.sent_s <= r.first_s <= r.end_s and r.cached_tokens <= r.history_tokens for r in requests)
     assert found.figures["cached_share_returning"] > 0.5
-    assert all(isinstance(node, Node) and not node.core.live for node in found.fleet.nodes.values())
+    assert all(isinstance(node, SimulatedNode) and not node.core.live for node in found.fleet.nodes.values())
 
 
 def test_equal_seeds_give_equal_runs() -> None:
     said = scripts(trace_sessions(None, sessions=60), max_tokens=20_000)
-    a, b = (simulate(replace(RUN, people=12), said).users.requests for _ in range(2))
-    assert [(r.request_id, r.node, r.first_s, r.end_s) for r in a] == [(r.request_id, r.node, r.first_s, r.end_s) for r in b]
+    a, b = (simulate(replace(RUN, users=12), said).users.requests for _ in range(2))
+    assert [(r.request_id, r.node, r.first_s, r.end_s) for r in a] == [
+        (r.request_id, r.node, r.first_s, r.end_s) for r in b
+    ]
 
 
 def test_a_cache_comes_from_the_other_node_and_sooner_when_a_hint_said_so() -> None:

@@ -1,4 +1,5 @@
-"""Ways, and the tiers and the device of other systems, each alone: small cases reckoned by hand, and rules that hold whatever happens."""
+"""Ways, and the tiers and the device of other systems, each alone: small cases reckoned by hand, and rules that hold
+whatever happens."""
 
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from loadtest.simulate.stretch import Stretch
 from loadtest.simulate.systems.engine import Engine
 from loadtest.simulate.systems.node import OtherNode
 from loadtest.simulate.systems.running import Running
-from loadtest.simulate.systems.tiers import Tier
+from loadtest.simulate.systems.tiers import SessionTier
 
 KIND = PRESETS["a100-llama-3.1-8b"]
 FOREVER = lambda: False  # noqa: E731
@@ -71,7 +72,11 @@ def test_steps_that_are_passed_over_or_cut_off_take_what_each_takes() -> None:
     assert stretch.end_s == pytest.approx(2.0 + sum(each))
     assert [stretch.over(2.0 + sum(each[:n]) + 0.001) for n in range(10)] == list(range(10))
     stretch.pass_over(3)
-    assert (stretch.count, stretch.start_s, stretch.first_s) == (7, pytest.approx(2.0 + sum(each[:3])), pytest.approx(each[3]))
+    assert (stretch.count, stretch.start_s, stretch.first_s) == (
+        7,
+        pytest.approx(2.0 + sum(each[:3])),
+        pytest.approx(each[3]),
+    )
     assert stretch.cut(2.0 + sum(each[:5]) + 0.05) and stretch.end_s == pytest.approx(2.0 + sum(each[:6]))
     assert not stretch.cut(2.0 + sum(each[:6]) - 0.001), "it ends there anyway"
 
@@ -79,7 +84,7 @@ def test_steps_that_are_passed_over_or_cut_off_take_what_each_takes() -> None:
 # ---- tiers ------------------------------------------------------------------------------------------------------
 def test_the_least_recently_used_go_first_and_whole_and_running_requests_go_before_all() -> None:
     left: list[str] = []
-    tier = Tier(100, lambda session: left.append(session.session_id))
+    tier = SessionTier(100, lambda session: left.append(session.session_id))
     for name in ("a", "b", "c"):
         assert tier.put(key(name), 30)
     tier.touch(key("a"))
@@ -96,7 +101,7 @@ DEEDS = ["put", "touch", "take", "reserve"]
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 70), st.sampled_from(DEEDS)), max_size=60))
 def test_a_tier_never_holds_more_than_it_can(steps: list[tuple[int, int, str]]) -> None:
-    tier, reserved = Tier(100.0), []
+    tier, reserved = SessionTier(100.0), []
     for name, size, what in steps:
         if what == "take":
             tier.take(key(str(name)))
@@ -123,7 +128,9 @@ def running(engine: Engine, r: Request, arrival: int) -> Running:
 
 def test_one_request_takes_its_prefill_and_a_step_a_token() -> None:
     events, ends = Events(), {}
-    engine = Engine(events, KIND, lambda s: ends.setdefault("first", events.now), lambda s: ends.setdefault("end", events.now))
+    engine = Engine(
+        events, KIND, lambda s: ends.setdefault("first", events.now), lambda s: ends.setdefault("end", events.now)
+    )
     engine.join(running(engine, request("a", 500, 11), 1))
     events.run(FOREVER)
     first = KIND.costs.prefill_s(500, 0)
@@ -132,7 +139,8 @@ def test_one_request_takes_its_prefill_and_a_step_a_token() -> None:
 
 
 def test_a_stretch_that_is_cut_is_worth_what_its_steps_are_worth() -> None:
-    """Two that decode, of which one joins in the middle of the other's stretch, against every step reckoned by itself."""
+    """Two that decode, of which one joins in the middle of the other's stretch, against every step reckoned by
+    itself."""
     events, ends = Events(), {}
     engine = Engine(events, KIND, lambda s: None, lambda s: ends.setdefault(s.request.request_id, events.now))
     engine.join(running(engine, request("a", 500, 40), 1))
@@ -162,7 +170,12 @@ def test_a_stretch_that_is_cut_is_worth_what_its_steps_are_worth() -> None:
 
 def test_a_long_prompt_is_computed_in_pieces_and_a_more_urgent_one_first() -> None:
     events, first = Events(), {}
-    engine = Engine(events, replace(KIND, step_tokens=512), lambda s: first.setdefault(s.request.request_id, events.now), lambda s: None)
+    engine = Engine(
+        events,
+        replace(KIND, step_tokens=512),
+        lambda s: first.setdefault(s.request.request_id, events.now),
+        lambda s: None,
+    )
     engine.join(running(engine, request("long", 4096, 1), 1))
     events.at(0.01, lambda: engine.join(running(engine, request("urgent", 512, 1, priority=-1), 2)))
     events.run(FOREVER)
@@ -178,7 +191,9 @@ HOST = Mechanisms(frozenset((HBM, DRAM, PEER)))
 def fleet(events: Events, count: int = 2, **changes: float) -> list[OtherNode]:
     peers: dict[str, OtherNode] = {}
     for n in range(count):
-        peers[f"node-{n}"] = OtherNode(f"node-{n}", replace(KIND, **changes), events, peers, ended=lambda r: None, has=HOST)
+        peers[f"node-{n}"] = OtherNode(
+            f"node-{n}", replace(KIND, **changes), events, peers, ended=lambda r: None, has=HOST
+        )
     return list(peers.values())
 
 

@@ -1,4 +1,5 @@
-"""Whole runs: equal seeds give equal runs, every request ends once, nothing is lost, and the policies compare as they must."""
+"""Whole runs: equal seeds give equal runs, every request ends once, nothing is lost, and the policies compare as they
+must."""
 
 import io
 import json
@@ -17,7 +18,7 @@ from loadtest.simulate.scenario import Outcome, Run, scripts, simulate, trace_se
 from loadtest.simulate.users import Script
 
 KIND = PRESETS["a100-llama-3.1-8b"]
-RUN = Run(KIND, 4, VARIANTS["balanced"], people=60, seconds=120.0, warm_up_s=10.0)
+RUN = Run(KIND, 4, VARIANTS["balanced"], users=60, seconds=120.0, warm_up_s=10.0)
 
 
 def said(sessions: int = 600, **options: float) -> list[Script]:
@@ -38,7 +39,9 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_request_ends_once_and_in_order_under_every_policy(variant: str) -> None:
-    found = simulate(replace(RUN, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5, expected=False)}), said())
+    found = simulate(
+        replace(RUN, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5, expected=False)}), said()
+    )
     requests = found.users.requests
     assert len({r.request_id for r in requests}) == len(requests) == found.users.ended > 50
     assert all(r.sent_s <= r.first_s <= r.end_s for r in requests)
@@ -60,13 +63,14 @@ def test_small_tiers_stay_within_their_capacity_and_everybody_is_still_served() 
     token = KIND.shape.token_bytes
     tight = replace(KIND, hbm_bytes=60_000.0 * token, dram_bytes=40_000.0 * token, ssd_bytes=50_000.0 * token)
     run = replace(RUN, kind=tight, habits={DEFAULT_TENANT: Habits(spurious=2.0, expected=False)})
-    found = simulate(run, scripts(trace_sessions(None, sessions=600), max_tokens=50_000))  # validates every part at the end
+    # validates every part at the end
+    found = simulate(run, scripts(trace_sessions(None, sessions=600), max_tokens=50_000))
     assert found.figures["unfinished"] == 0 and found.figures["moved_bytes"]["blob"] > 0
 
 
 def test_a_trace_is_replayed_at_its_times() -> None:
     sessions = said(40)
-    found = simulate(replace(RUN, people=0, seconds=float("inf"), warm_up_s=0.0), sessions)
+    found = simulate(replace(RUN, users=0, seconds=float("inf"), warm_up_s=0.0), sessions)
     assert found.users.ended == sum(len(s.turns) for s in sessions)
     first = {s.session: s.turns[0].arrival_s for s in sessions}
     assert all(r.sent_s == pytest.approx(max(first[r.session], 0.0)) for r in found.users.requests if r.turn == 0)
@@ -87,7 +91,7 @@ def test_habits_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("people", "variant"),
+    ("users", "variant"),
     [
         (60, "balanced-no-hints"),
         pytest.param(250, "balanced-no-hints", marks=[pytest.mark.slow, pytest.mark.sample]),
@@ -97,12 +101,12 @@ def test_habits_are_kept() -> None:
         ),
     ],
 )
-def test_balanced_is_never_worse_than_sticky(people: int, variant: str) -> None:
+def test_balanced_is_never_worse_than_sticky(users: int, variant: str) -> None:
     """Mean over seeds of latency over output tokens; what is left of chance is a hundredth."""
     ratios = []
     for seed in (1, 2, 3):
         load = scripts(trace_sessions(None, sessions=1500, seed=seed), seed=seed, max_tokens=100_000)
-        run = replace(RUN, people=people, seed=seed, seconds=150.0, warm_up_s=30.0)
+        run = replace(RUN, users=users, seed=seed, seconds=150.0, warm_up_s=30.0)
         ours, theirs = (simulate(replace(run, variant=VARIANTS[v]), load).figures for v in (variant, "sticky"))
         ratios.append(ours["normalised_s"]["mean"] / theirs["normalised_s"]["mean"])
     assert np.mean(ratios) <= 1.01, ratios
@@ -111,7 +115,7 @@ def test_balanced_is_never_worse_than_sticky(people: int, variant: str) -> None:
 @pytest.mark.slow
 @pytest.mark.sample
 def test_hints_win_where_dram_does_not_hold_every_session() -> None:
-    run = replace(RUN, nodes=2, people=200, seconds=150.0, warm_up_s=30.0, kind=replace(KIND, dram_bytes=8e9))
+    run = replace(RUN, nodes=2, users=200, seconds=150.0, warm_up_s=30.0, kind=replace(KIND, dram_bytes=8e9))
     load = said(1000)
     with_hints, without, sticky = (
         simulate(replace(run, variant=VARIANTS[v]), load).figures for v in ("balanced", "balanced-no-hints", "sticky")
@@ -124,11 +128,15 @@ def test_hints_win_where_dram_does_not_hold_every_session() -> None:
 @pytest.mark.slow
 def test_a_flood_of_hints_of_one_tenant_does_not_move_the_others_p99() -> None:
     load = scripts(trace_sessions(None, sessions=4000), max_tokens=100_000, tenants=4)
-    run = Run(KIND, 8, VARIANTS["balanced"], people=256, seconds=400.0, warm_up_s=60.0)
+    run = Run(KIND, 8, VARIANTS["balanced"], users=256, seconds=400.0, warm_up_s=60.0)
 
     def others_p99_s(habits: Habits) -> float:
         found = simulate(replace(run, habits={"tenant-0": habits}), load)
-        waits = [r.first_s - r.sent_s for r in found.users.requests if r.session.tenant != "tenant-0" and r.sent_s > run.warm_up_s]
+        waits = [
+            r.first_s - r.sent_s
+            for r in found.users.requests
+            if r.session.tenant != "tenant-0" and r.sent_s > run.warm_up_s
+        ]
         return float(np.percentile(waits, 99))
 
     assert others_p99_s(Habits(spurious=100.0, expected=False)) <= 1.05 * others_p99_s(Habits(expected=False))
@@ -165,10 +173,16 @@ def test_policies_are_rows_that_fit_the_window_each_figure_once(columns: int) ->
     console.print(table(dict.fromkeys(VARIANTS, figures), "8 nodes of a100-llama-3.1-8b, 64 users, seed 1"))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= columns and not any("…" in line for line in lines)
-    values = {name: [word for line in lines if line.split()[:1] == [name] for word in line.split()[1:]] for name in VARIANTS}
-    assert all(len(found) == len(_FIGURES) for found in values.values()), "one value a figure, whole, in one line of its policy"
+    values = {
+        name: [word for line in lines if line.split()[:1] == [name] for word in line.split()[1:]] for name in VARIANTS
+    }
+    assert all(len(found) == len(_FIGURES) for found in values.values()), (
+        "one value a figure, whole, in one line of its policy"
+    )
     assert all("1234567" in found and "98765432.2" in found for found in values.values())
-    assert " ".join(lines).count("TTFT") == sum(heading.startswith("TTFT") for heading, *_ in _FIGURES), "each heading once"
+    assert " ".join(lines).count("TTFT") == sum(heading.startswith("TTFT") for heading, *_ in _FIGURES), (
+        "each heading once"
+    )
 
 
 def test_seven_policies_of_the_command_fit_80_columns() -> None:
@@ -197,7 +211,11 @@ def test_the_command_shows_a_table_prints_json_and_names_what_is_wrong(tmp_path)
     app.command()(run)
     few = ["--users", "20", "--minutes", "1", "--nodes", "2", "--sessions", "60", "--policy", "balanced,sticky"]
     shown = CliRunner().invoke(app, few)
-    assert shown.exit_code == 0 and "TTFT" in shown.output and any(line.startswith("sticky ") for line in shown.output.splitlines())
+    assert (
+        shown.exit_code == 0
+        and "TTFT" in shown.output
+        and any(line.startswith("sticky ") for line in shown.output.splitlines())
+    )
     printed = CliRunner().invoke(app, [*few, "--json", "--out", str(tmp_path / "r.json")])
     assert printed.exit_code == 0
     document = json.loads(printed.stdout)

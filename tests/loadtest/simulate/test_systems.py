@@ -1,4 +1,5 @@
-"""Other people's systems in the simulator: what each decides, on small fleets reckoned by hand; and that what moves arrives."""
+"""Other users' systems in the simulator: what each decides, on small fleets reckoned by hand; and that what moves
+arrives."""
 
 from dataclasses import replace
 
@@ -11,7 +12,15 @@ from loadtest.simulate.mechanisms import Mechanisms
 from loadtest.simulate.presets import PRESETS
 from loadtest.simulate.request import Request
 from loadtest.simulate.systems.contract import Active, Paused, View
-from loadtest.simulate.systems.infercept import DISCARD, PRESERVE, SWAP, InferCept, LlumnixInferCept, MigratingInferCept, min_waste
+from loadtest.simulate.systems.infercept import (
+    DISCARD,
+    PRESERVE,
+    SWAP,
+    InferCept,
+    LlumnixInferCept,
+    MigratingInferCept,
+    min_waste,
+)
 from loadtest.simulate.systems.llumnix import Llumnix, freeness
 from loadtest.simulate.systems.parrot import IN_HBM, Parrot
 
@@ -53,7 +62,11 @@ def test_llumnix_places_where_there_is_most_freeness_whoever_had_the_session() -
 
 
 def test_llumnix_moves_the_least_urgent_and_shortest_from_the_least_free_node_to_the_freest() -> None:
-    active = {"a": [Active("long", 300.0), Active("short", 100.0), Active("urgent", 50.0, -1), Active("late", 200.0, 1)], "b": [], "c": []}
+    active = {
+        "a": [Active("long", 300.0), Active("short", 100.0), Active("urgent", 50.0, -1), Active("late", 200.0, 1)],
+        "b": [],
+        "c": [],
+    }
     views = [view("a", 4, 650.0), view("b", 1, 100.0), view("c", 2, 300.0)]
     (move,) = Llumnix().migrations(views, active)
     assert (move.request_id, move.source, move.target) == ("late", "a", "b")
@@ -109,14 +122,17 @@ def test_parrot_keeps_a_run_together_and_its_cache_in_hbm() -> None:
 
 
 # ---- on a fleet -------------------------------------------------------------------------------------------------
-def ask(fleet: Fleet, events: Events, name: str, prompt: int, answer: int, history: int = 0, session: str = "") -> Request:
+def ask(
+    fleet: Fleet, events: Events, name: str, prompt: int, answer: int, history: int = 0, session: str = ""
+) -> Request:
     request = Request(name, key(session or name), int(history > 0), prompt, history, answer, events.now, lambda r: None)
     fleet.ask(request)
     return request
 
 
 def test_a_running_request_moves_and_goes_on_where_it_was() -> None:
-    """Two long answers on one node of two: one moves, decodes as many tokens as it was asked for, and sooner than both on one node."""
+    """Two long answers on one node of two: one moves, decodes as many tokens as it was asked for, and sooner than both
+    on one node."""
     events = Events()
     fleet = Fleet(events, replace(KIND, hbm_bytes=40_000.0 * KIND.shape.token_bytes), 2, VARIANTS["llumnix"])
     first = [ask(fleet, events, f"r{n}", 9000, 900) for n in range(2)]
@@ -141,7 +157,9 @@ def test_a_running_request_moves_and_goes_on_where_it_was() -> None:
     assert all(not n.outstanding and n.incoming_bytes == 0 for n in fleet.nodes.values())
 
 
-@pytest.mark.parametrize(("variant", "expected"), [("infercept", 1.0), ("llumnix", 0.0), ("parrot", 1.0), ("lmcache", 1.0)])
+@pytest.mark.parametrize(
+    ("variant", "expected"), [("infercept", 1.0), ("llumnix", 0.0), ("parrot", 1.0), ("lmcache", 1.0)]
+)
 def test_what_a_system_keeps_between_turns(variant: str, expected: float) -> None:
     events = Events()
     fleet = Fleet(events, KIND, 2, VARIANTS[variant])

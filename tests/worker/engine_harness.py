@@ -22,8 +22,8 @@ from contracts.kv import KvShape, Manifest, leading, tenant_salt
 from contracts.request import Failed, GenerateRequest, Output, Sampling, ToolUse
 from contracts.v1 import kvstore_pb2
 from runtime.clock import RealClock
-from runtime.config import KvSection, WorkerSection
 from runtime.model_config import load_config
+from runtime.sections import KvSection, WorkerSection
 from storelink.core.load_plan import Source
 from storelink.ends import ArenaGone, ArenaHere
 from tests.worker.owners import KV
@@ -57,7 +57,8 @@ def tiny_model(directory: Path) -> Path:
     """A random Llama of 4 layers with the demo tokenizer."""
     torch.manual_seed(7)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2,
         max_position_embeddings=2048, eos_token_id=2, pad_token_id=0, bos_token_id=None, initializer_range=0.2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(directory, safe_serialization=True)
@@ -70,8 +71,8 @@ def tiny_model(directory: Path) -> Path:
 class FakeStore:
     """Speaks the worker's side of Attach from a dictionary. One arena slot a piece, never reused.
 
-    fault(key, layer) is asked before each piece is delivered: False withholds it (a bad piece). Delivery happens on a thread
-    of its own, in layer order, `delay_s` apart.
+    fault(key, layer) is asked before each piece is delivered: False withholds it (a bad piece). Delivery happens on a
+    thread of its own, in layer order, `delay_s` apart.
     """
 
     def __init__(self, shape: KvShape, slots: int = 4096) -> None:
@@ -137,11 +138,18 @@ class FakeStore:
                     self.manifests.append(manifest_from_wire(message.turn.manifest))
             self.handled += 1
 
-    def hint(self, session: str, keys: list[bytes], *, priority: int = 0, arrival_s: float = 0.0, expires_s: float = 60.0) -> None:
+    def hint(
+        self, session: str, keys: list[bytes], *, priority: int = 0, arrival_s: float = 0.0, expires_s: float = 60.0
+    ) -> None:
         """This session is about to speak, in `arrival_s`: its chunks are offered to the worker."""
         wire = session_to_wire(SessionKey("t", session))
         offer = kvstore_pb2.PrefetchOffer(
-            session=wire, fingerprint=self.shape.fingerprint, keys=keys, priority=priority, arrival_s=arrival_s, expires_s=expires_s
+            session=wire,
+            fingerprint=self.shape.fingerprint,
+            keys=keys,
+            priority=priority,
+            arrival_s=arrival_s,
+            expires_s=expires_s,
         )
         self.to_engine(FromStore(kvstore_pb2.StoreToWorker(offer=offer)))
 
@@ -224,7 +232,9 @@ class Counting:
     tokens: int = 0
     steps: int = 0
 
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         self.tokens += sum(len(s.tokens) for s in slices)
         self.steps += 1
         return self.runner.step(slices, before_layer, after_layer)
@@ -237,13 +247,16 @@ class Slow:
     runner: Steps
     seconds: float
 
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         time.sleep(self.seconds)
         return self.runner.step(slices, before_layer, after_layer)
 
 
-class House:
-    """One engine. `step_ms`: how much longer a step takes than it would. `pages` bounds HBM; `store` None: no store attached."""
+class Harness:
+    """One engine. `step_ms`: how much longer a step takes than it would. `pages` bounds HBM; `store` None: no store
+    attached."""
 
     def __init__(
         self,
@@ -267,13 +280,17 @@ class House:
         self.loader = KvLoader(self.kv, table, lambda event: self.engine.inbox.put(event), copier)
         self.cache = HbmCache(self.pool)
         salt = tenant_salt(b"s" * 32, "t")
-        self.executor = Executor(self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt)
+        self.executor = Executor(
+            self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt
+        )
         self.codec = TextCodec.load(model)
         if step_ms:
             runner = Slow(runner, step_ms / 1000)
         self.computed = runner = Counting(runner)
         self.grammars = GrammarCompiler(self.codec, self.model.config.vocab_size, self.model.eos_ids)
-        self.engine = NativeEngine(self.executor, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
+        self.engine = NativeEngine(
+            self.executor, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker)
+        )
         self.loop = DeviceLoop([self.engine], niceness)
         self.crashes: list[BaseException] = []
         self.loop.on_crash = self.crashes.append
@@ -345,8 +362,8 @@ class House:
 
     def guide(self, request: GenerateRequest) -> Guide | None:
         """The request's grammar, compiled here and now."""
-        wish = self.grammars.wish(request)
-        return None if wish is None else self.grammars.guide(request, self.grammars.matcher(wish.grammar(), wish.param))
+        spec = self.grammars.spec(request)
+        return None if spec is None else self.grammars.guide(request, self.grammars.matcher(spec.grammar(), spec.param))
 
     def cancel(self, request_id: str) -> None:
         """The client goes away."""

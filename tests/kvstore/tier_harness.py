@@ -48,8 +48,8 @@ def file_io(request: pytest.FixtureRequest, arena: Arena) -> Iterator[FileIo]:
 
 @contextlib.contextmanager
 def nixl_io(arena: Arena) -> Iterator[NixlFileIo]:
-    """NIXL's. Its agent goes while the arena is still mapped, not whenever the garbage collector comes: in the middle of another test, with
-    memory registered that is somebody else's now."""
+    """NIXL's. Its agent goes while the arena is still mapped, not whenever the garbage collector comes: in the middle
+    of another test, with memory registered that is somebody else's now."""
     made = NixlFileIo(arena, f"test-{time.monotonic_ns()}")
     agent = weakref.ref(made._agent)
     try:
@@ -80,7 +80,9 @@ def written(arena: Arena, key: bytes = KEY, base: int = 0, shape: KvShape = SHAP
 
 def object_of(arena: Arena, write: WriteSsd) -> bytes:
     """The chunk as an object."""
-    return encode_chunk(write.key, write.shape, views(arena, write.shape, write.offsets), write.checksums, None).to_bytes()
+    return encode_chunk(
+        write.key, write.shape, views(arena, write.shape, write.offsets), write.checksums, None
+    ).to_bytes()
 
 
 def wanted(write: WriteSsd, layers: Sequence[int], base: int = 2 * MIB) -> list[FetchPiece]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import ConfigError
-from contracts.profile import LoadRate, Profile, Subject, Surface, best, decode, encode, misfit
+from contracts.latency_profile import LoadRate, Profile, Subject, Surface, best, decode, encode, misfit
 
 SUBJECT = Subject("ab" * 32, "bfloat16", "A processor", 4, 2, "native")
 FLAT = Surface((1, 8), (0, 1000), ((1.0, 2.0), (3.0, 5.0)))
@@ -47,7 +47,9 @@ def test_more_work_never_takes_less_time_nor_any_work_a_negative_one(
 
 @settings(deadline=None)
 @given(surfaces())
-def test_at_its_points_a_surface_says_what_was_measured_unless_less_work_took_longer(made: tuple[Surface, list[list[float]]]) -> None:
+def test_at_its_points_a_surface_says_what_was_measured_unless_less_work_took_longer(
+    made: tuple[Surface, list[list[float]]],
+) -> None:
     surface, raw = made
     for i, row in enumerate(surface.rows):
         for j, column in enumerate(surface.columns):
@@ -64,7 +66,9 @@ def test_between_and_beyond_its_points_a_surface_is_linear() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 10**6), times, st.integers(1, 10**9), st.floats(1e-6, 100), st.floats(0, 1e10), st.floats(0, 1e10))
+@given(
+    st.integers(1, 10**6), times, st.integers(1, 10**9), st.floats(1e-6, 100), st.floats(0, 1e10), st.floats(0, 1e10)
+)
 def test_a_rate_from_two_loads_is_never_negative_and_grows(
     small: int, small_s: float, more: int, large_s: float, some: float, others: float
 ) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HOUSE = Path(__file__).parents[2]
+HARNESS = Path(__file__).parents[2]
 FAILS = """
 import json
 from loadtest.stack import Stack
@@ -18,7 +18,8 @@ def test_it(tmp_path):
     logs = stack.run_dir / "logs"
     logs.mkdir(parents=True)
     said = [{"event": "all is well", "level": "info"}, {"event": "the store is silent", "level": "warning"}]
-    (logs / "worker-0.log").write_text("".join(json.dumps(s) + "\\n" for s in said) + "Traceback (most recent call last)\\n")
+    lines = "".join(json.dumps(s) + "\\n" for s in said)
+    (logs / "worker-0.log").write_text(lines + "Traceback (most recent call last)\\n")
     assert not WRONG
 """
 
@@ -37,8 +38,8 @@ def run(folder: Path, wrong: bool) -> subprocess.CompletedProcess[str]:
         "tests.plugins.stack_warnings",
         str(folder / "test_it.py"),
     ]
-    env = os.environ | {"PYTHONPATH": str(HOUSE)}
-    return subprocess.run(command, cwd=HOUSE, env=env, capture_output=True, text=True, timeout=60)
+    env = os.environ | {"PYTHONPATH": str(HARNESS)}
+    return subprocess.run(command, cwd=HARNESS, env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_a_failed_test_shows_warnings_and_what_is_no_log(tmp_path: Path) -> None:

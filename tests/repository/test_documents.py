@@ -1,4 +1,4 @@
-"""What the documents promise exists: targets, commands, flags, paths, pins."""
+"""Everything that the documents name exists: targets, commands, flags, paths, pins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MAKEFILE = (ROOT / "Makefile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#"))
+PINS = dict(
+    line.split("==")
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+)
 _help: dict[str, str] = {}
 
 
@@ -27,7 +31,9 @@ def help_of(*command: str) -> str:
     key = " ".join(command)
     if key not in _help:
         program = str(Path(sys.executable).with_name("upbeat"))
-        _help[key] = subprocess.run([program, *command, "--help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        _help[key] = subprocess.run(
+            [program, *command, "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout
     return _help[key]
 
 
@@ -62,7 +68,9 @@ def test_every_path_that_is_named_exists(document: str) -> None:
 @pytest.mark.parametrize("document", ["README.md", "docs/api.md", "docs/hints.md"])
 def test_where_a_reader_meets_hints_it_says_that_the_api_calls_one_an_advisory(document: str) -> None:
     text = " ".join((ROOT / document).read_text().replace("*", "").split())
-    assert re.search(r"API calls a hint an advisory|In the API its name is advisory|a hint, which the API calls an advisory", text)
+    assert re.search(
+        r"API calls a hint an advisory|In the API its name is advisory|a hint, which the API calls an advisory", text
+    )
 
 
 COMMANDS = [
@@ -77,12 +85,19 @@ COMMANDS = [
 def test_a_documented_python_command_works_outside_an_activated_environment(document: str, command: str) -> None:
     """It names the environment's interpreter, and its program exists with these flags."""
     found = re.search(r"(\S*)\bpython3? (?:-m (\S+)|(\S+\.py))([^#|]*)", command)
-    assert found is not None and re.fullmatch(r"(PYTHONPATH=\. )?(\S*/)?\.venv/bin/", found[1]), f"{document}: {command}"
+    assert found is not None and re.fullmatch(r"(PYTHONPATH=\. )?(\S*/)?\.venv/bin/", found[1]), (
+        f"{document}: {command}"
+    )
     if found[2] in ("pip", "pytest"):
         return
     program = [found[3]] if found[3] else ["-m", found[2]]
     help_text = subprocess.run(
-        [sys.executable, *program, "--help"], capture_output=True, text=True, check=True, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}
+        [sys.executable, *program, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200"},
     ).stdout
     for flag in re.findall(r"(?<!\S)--[a-z-]+", found[4]):
         assert flag in help_text, f"{document}: {command}"
@@ -97,7 +112,9 @@ def test_programs_print_commands_that_name_their_interpreter() -> None:
                 printed = re.search(r"""f?["'].*["']""", line)
                 if printed is None or line.lstrip().startswith(('"""', "#")):
                     continue
-                assert not bare.search(re.sub(r"\.venv/bin/python -m|\{\S+\} -m pip install", "", printed[0])), f"{path}:{number}: {line}"
+                assert not bare.search(re.sub(r"\.venv/bin/python -m|\{\S+\} -m pip install", "", printed[0])), (
+                    f"{path}:{number}: {line}"
+                )
 
 
 def test_a_command_without_its_environment_says_which_one_has_it(tmp_path: Path) -> None:
@@ -125,7 +142,8 @@ def test_everything_that_is_installed_for_us_is_pinned() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     wanted = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
     wanted += [Requirement(text) for listed in extras.values() for text in listed]
-    elsewhere = {canonicalize_name(Requirement(text).name) for text in extras["cuda"]}  # installed only where torch is built for CUDA
+    # installed only where torch is built for CUDA
+    elsewhere = {canonicalize_name(Requirement(text).name) for text in extras["cuda"]}
     seen: set[str] = set()
     while wanted:
         requirement = wanted.pop()
@@ -149,7 +167,13 @@ def test_no_pin_carries_a_build_that_only_one_machine_has() -> None:
 
 
 def test_every_program_has_its_entry_point() -> None:
-    assert set(PROJECT["project"]["scripts"]) == {"upbeat", "upbeat-gateway", "upbeat-scheduler", "upbeat-kvstore", "upbeat-worker"}
+    assert set(PROJECT["project"]["scripts"]) == {
+        "upbeat",
+        "upbeat-gateway",
+        "upbeat-scheduler",
+        "upbeat-kvstore",
+        "upbeat-worker",
+    }
 
 
 def test_a_make_target_without_tests_does_not_pass() -> None:

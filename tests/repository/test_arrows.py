@@ -12,10 +12,28 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("contracts", "storelink", "runtime", "gateway", "scheduler", "kvstore", "worker", "cli", "loadtest")
 #: Everything that is kept small and safe: the services, and what others install.
-SOURCES = (*PACKAGES, "python-sdk/src/upbeat")
+SOURCES = (*PACKAGES, "python-sdk/src/upbeat", "vllm-plugin/src/upbeat_vllm")
 #: What a hook of the SDK may import beside Python and the SDK itself: its framework.
-FRAMEWORKS = {"openai_agents": "agents", "langgraph": "langchain_core", "crewai": "crewai", "agent_framework": "agent_framework"}
-EFFECTS = {"asyncio", "time", "random", "os", "grpc", "aiohttp", "torch", "socket", "subprocess", "threading", "secrets", "runtime"}
+FRAMEWORKS = {
+    "openai_agents": "agents",
+    "langgraph": "langchain_core",
+    "crewai": "crewai",
+    "agent_framework": "agent_framework",
+}
+EFFECTS = {
+    "asyncio",
+    "time",
+    "random",
+    "os",
+    "grpc",
+    "aiohttp",
+    "torch",
+    "socket",
+    "subprocess",
+    "threading",
+    "secrets",
+    "runtime",
+}
 CORES = sorted(path for package in PACKAGES for path in ROOT.glob(f"{package}/core/**/*.py"))
 
 
@@ -32,9 +50,60 @@ def imports(path: Path) -> set[str]:
 
 
 def test_the_import_contracts_hold() -> None:
-    done = subprocess.run([str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     assert "0 broken" in done.stdout and "5 kept" in done.stdout
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the packages and of the connector, by its full name."""
+    found = {}
+    for root, packages in ((ROOT, PACKAGES), (ROOT / "vllm-plugin" / "src", ("upbeat_vllm",))):
+        for package in packages:
+            for path in root.glob(f"{package}/**/*.py"):
+                found[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
+    return found
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, lazily and for types too; empty when there is none."""
+    done: set[str] = set()
+    for first in arrows:
+        path: list[str] = []
+        ahead = [iter([first])]
+        while ahead:
+            name = next(ahead[-1], None)
+            if name is None:
+                ahead.pop()
+                if path:
+                    done.add(path.pop())
+            elif name in path:
+                return [*path[path.index(name) :], name]
+            elif name not in done:
+                path.append(name)
+                ahead.append(iter(sorted(arrows[name])))
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    paths = modules()
+    arrows: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                arrows[name] |= {alias.name for alias in node.names if alias.name in paths}
+            elif isinstance(node, ast.ImportFrom) and node.module in paths:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                arrows[name] |= inner & paths.keys() or {node.module}
+    assert len(arrows) > 400 and sum(map(len, arrows.values())) > 1000
+    assert not circle(arrows)
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_every_service_has_a_core() -> None:

@@ -9,18 +9,29 @@ import pytest
 
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
-from contracts.profile import LoadRate, Profile, Surface, encode
-from runtime.config import Config, load_config
-from runtime.profiles import fitting, store
+from contracts.latency_profile import LoadRate, Profile, Surface, encode
+from runtime.config import Config
+from runtime.config_file import load_config
+from runtime.profile_files import fitting, store
 from worker.core.pace import Pace
-from worker.measure.profiles import compute_threads, profile_of, seed, subject
+from worker.measure.initial_pace import compute_threads, profile_of, seed, subject
 from worker.measure.steps import Computed
 
 SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 16, 64, "bfloat16")
 SUBJECT = subject(SHAPE, 2, "native")
 STEPS = Surface((1, 512), (0, 2048), ((0.01, 0.03), (0.5, 1.0)))
 PROFILE = Profile(
-    SUBJECT, "m", 4, SHAPE.token_bytes, STEPS, STEPS, STEPS, STEPS, {"dram": LoadRate(0.001, 1e9)}, {"torch": "2"}, "2026-11-21"
+    SUBJECT,
+    "m",
+    4,
+    SHAPE.token_bytes,
+    STEPS,
+    STEPS,
+    STEPS,
+    STEPS,
+    {"dram": LoadRate(0.001, 1e9)},
+    {"torch": "2"},
+    "2026-11-21",
 )
 
 
@@ -54,7 +65,13 @@ def test_where_nothing_can_be_written_the_remedy_is_named(tmp_path: Path) -> Non
 
 def test_of_another_model_machine_or_number_of_threads_no_profile_is_taken(tmp_path: Path) -> None:
     store(PROFILE, config(tmp_path))
-    for change in ({"fingerprint": "00"}, {"threads": 1}, {"device": "Another"}, {"computes": "torch"}, {"dtype": "float32"}):
+    for change in (
+        {"fingerprint": "00"},
+        {"threads": 1},
+        {"device": "Another"},
+        {"computes": "torch"},
+        {"dtype": "float32"},
+    ):
         found, why = fitting(config(tmp_path), replace(SUBJECT, **change))
         assert found is None and "upbeat profile" in why
 
@@ -91,14 +108,18 @@ def test_a_fresh_worker_reckons_with_what_was_measured(tmp_path: Path) -> None:
     seed(pace, PROFILE)
     assert pace.prefill_token_s == pytest.approx(0.5 / 512)
     assert pace.decode_token_s == pytest.approx(0.02)
-    assert pace.request_s == pytest.approx(PROFILE.prefill_s(256) + 128 * pace.marginal_token_s) and pace.output_tokens == 128
+    assert (
+        pace.request_s == pytest.approx(PROFILE.prefill_s(256) + 128 * pace.marginal_token_s)
+        and pace.output_tokens == 128
+    )
     assert pace.decode_s(8) == pytest.approx(PROFILE.decode_s(8, 1024))
     pace.stepped(1.0, 0, 1)
     assert pace.decode_token_s > 0.1, "what runs then moves it"
 
 
 def test_steps_of_many_are_not_reckoned_by_those_of_one_where_weights_are_most_of_a_step() -> None:
-    """A worker that had seen single decodes only took sixteen to last as long as sixteen steps, and gave prompts as long."""
+    """A worker that had seen single decodes only took sixteen to last as long as sixteen steps, and gave prompts as
+    long."""
     computed = Computed(*(Surface((1, 8), (1024,), ((0.020,), (0.030,))) for _ in range(4)))
     pace = Pace()
     seed(pace, profile_of(SUBJECT, "m", SHAPE, computed))

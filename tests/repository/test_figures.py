@@ -1,4 +1,5 @@
-"""Every number of README.md and bench/*/README.md follows from a committed JSON, or is declared to be none of ours (bench/telling.py)."""
+"""Every number of README.md and bench/*/README.md follows from a committed JSON, or is declared to be none of ours
+(bench/write_figures.py)."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-import telling
+import write_figures
 
-ROOT = telling.ROOT
-DECLARED = json.loads(telling.DECLARED.read_text())
-READMES = {path.relative_to(ROOT).as_posix(): path for path in telling.readmes()}
+ROOT = write_figures.ROOT
+DECLARED = json.loads(write_figures.DECLARED.read_text())
+READMES = {path.relative_to(ROOT).as_posix(): path for path in write_figures.readmes()}
 BENCHES = [name for name in READMES if name != "README.md"]
 TRACED = ROOT / "bench" / "policies" / "README.md"
 
@@ -24,7 +25,9 @@ TRACED = ROOT / "bench" / "policies" / "README.md"
 def wrong(readme: Path, text: str, marked: str | None = None) -> list[str]:
     """What is said against a README with this text."""
     name = readme.relative_to(ROOT).as_posix()
-    return telling.complaints(readme, text, telling.told(readme) if marked is None else marked, DECLARED.get(name, []))
+    return write_figures.complaints(
+        readme, text, write_figures.told(readme) if marked is None else marked, DECLARED.get(name, [])
+    )
 
 
 @pytest.mark.parametrize("name", READMES)
@@ -34,7 +37,9 @@ def test_every_number_follows_from_a_json_or_is_declared(name: str) -> None:
 
 
 def test_what_a_figure_comes_from_is_committed() -> None:
-    listed = subprocess.run(["git", "ls-files", "bench", "models/demo"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files", "bench", "models/demo"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listed.returncode == 0:
         committed = set(listed.stdout.split())
         assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("bench/*/*.json")} <= committed
@@ -55,30 +60,46 @@ def test_a_number_in_prose_outside_the_result_is_named() -> None:
 
 
 def test_a_number_that_is_written_into_a_result_by_hand_is_named() -> None:
-    marked = f"{telling.told(TRACED)}\n\nThat is 2.6 x as fast."
-    before, _, after = telling.parts(TRACED.read_text())
-    text = f"{before}{telling.BEGIN}\n{telling.plain(marked)}\n{telling.END}{after}"
-    assert wrong(TRACED, text, marked) == ["bench/policies/README.md: '2.6 x' comes from no JSON and is not in bench/declared.json"]
+    marked = f"{write_figures.told(TRACED)}\n\nThat is 2.6 x as fast."
+    before, _, after = write_figures.parts(TRACED.read_text())
+    text = f"{before}{write_figures.BEGIN}\n{write_figures.plain(marked)}\n{write_figures.END}{after}"
+    assert wrong(TRACED, text, marked) == [
+        "bench/policies/README.md: '2.6 x' comes from no JSON and is not in bench/declared.json"
+    ]
 
 
 def test_a_changed_json_is_seen(tmp_path: Path) -> None:
     """The number moves with it, also through a ratio."""
-    for name in ("told.py", "README.md", "result.json"):
+    for name in ("report.py", "README.md", "result.json"):
         (tmp_path / name).write_text((TRACED.parent / name).read_text())
     document = json.loads((tmp_path / "result.json").read_text())
     document["policies"]["balanced"]["ttft_first_turns_s"]["mean"] *= 1.5
     (tmp_path / "result.json").write_text(json.dumps(document))
-    told = telling.told(tmp_path / "README.md")
+    told = write_figures.told(tmp_path / "README.md")
     assert told is not None
-    lines = [line for line in telling.plain(told).splitlines() if line not in TRACED.read_text().splitlines()]
-    assert any("| first turns, mean |" in line and "0.464 s" in line for line in lines) and any("63 % over" in line for line in lines)
+    lines = [line for line in write_figures.plain(told).splitlines() if line not in TRACED.read_text().splitlines()]
+    assert any("| first turns, mean |" in line and "0.464 s" in line for line in lines) and any(
+        "63 % over" in line for line in lines
+    )
 
 
 def test_a_figure_remains_one_in_arithmetic() -> None:
-    a, b = telling.Figure(3), telling.Figure(2)
-    for value in (a / b, 1 / a, 100 * (1 - a / b), -a, abs(a), round(a, 1), min(a, b), max([a, b]), sum([a, b]), a + 1, 2 - b):
-        assert telling.numbers(telling._MARKED.sub(" ", f"{value:.1f} s")) == [], value
-    assert telling.numbers("but 1.5 s is none") == ["1.5 s"]
+    a, b = write_figures.Figure(3), write_figures.Figure(2)
+    for value in (
+        a / b,
+        1 / a,
+        100 * (1 - a / b),
+        -a,
+        abs(a),
+        round(a, 1),
+        min(a, b),
+        max([a, b]),
+        sum([a, b]),
+        a + 1,
+        2 - b,
+    ):
+        assert write_figures.numbers(write_figures._MARKED.sub(" ", f"{value:.1f} s")) == [], value
+    assert write_figures.numbers("but 1.5 s is none") == ["1.5 s"]
 
 
 @pytest.mark.parametrize("name", BENCHES)
@@ -86,12 +107,14 @@ def test_a_bench_says_its_question_its_command_and_its_result(name: str) -> None
     text = READMES[name].read_text()
     assert re.search(r"\A# [^\n]*\?$|^The question: ", text, re.MULTILINE), "no question"
     assert f"    {Path(name).parent.as_posix()}/run" in text, "no command"
-    _, inside, _ = telling.parts(text)
+    _, inside, _ = write_figures.parts(text)
     assert inside or re.search("not measured yet|never been run", text, re.IGNORECASE), "no result"
     answer, _, looks = inside.partition("\n### Quick looks\n")
     assert "--quick" not in answer, "a quick look is no result"
     assert "**" not in looks, "a quick look is no headline"
-    assert not re.search(r"^\|.*normalised", inside, re.MULTILINE), "a latency over the tokens of short answers says little"
+    assert not re.search(r"^\|.*normalised", inside, re.MULTILINE), (
+        "a latency over the tokens of short answers says little"
+    )
 
 
 @pytest.mark.parametrize("name", READMES)

@@ -1,4 +1,5 @@
-"""People of a closed loop read, type and ask; agents wait for each other; hints go as planned; several endpoints share the work."""
+"""Users of a closed loop read, type and ask; agents wait for each other; hints go as planned; several endpoints share
+the work."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from loadtest.agents import WORKFLOW, team_projects
 from loadtest.balance import Balance, Balancer
 from loadtest.client import Endpoint, Outcome
 from loadtest.habits import Habits
-from loadtest.people import Loop, run_load
 from loadtest.plans import HintPlan, PlannedSession, PlannedTurn, Pretence, jobs, turns_of
 from loadtest.traces import Message
+from loadtest.users import Loop, run_load
 from loadtest.variants import with_habits, with_priorities
 from runtime.clock import RealClock
 
@@ -25,11 +26,13 @@ def talk(name: str, turns: int = 2, **of_turns: object) -> PlannedSession:
     return PlannedSession(name, tuple(made))
 
 
-async def hold(server: FakeOpenAI, *sessions: PlannedSession, loop: Loop | None = None, **endpoint: object) -> list[Outcome]:
+async def hold(
+    server: FakeOpenAI, *sessions: PlannedSession, loop: Loop | None = None, **endpoint: object
+) -> list[Outcome]:
     return await run_load(Endpoint(server.url, "m", **endpoint), sessions, RealClock(), loop=loop)  # type: ignore[arg-type]
 
 
-async def test_so_many_people_hold_so_many_conversations_at_a_time() -> None:
+async def test_so_many_users_hold_so_many_conversations_at_a_time() -> None:
     async with FakeOpenAI() as server:
         outcomes = await hold(server, *(talk(f"s{i}") for i in range(6)), loop=Loop(users=2))
     assert len(outcomes) == 12
@@ -93,7 +96,9 @@ def test_teams_are_drawn_from_their_seed_and_briefs_are_shared() -> None:
 async def test_late_hints_come_later_early_ones_sooner_and_missed_ones_not() -> None:
     turns = tuple(
         PlannedTurn(f"t{i}", 2, 0.5 * (i + 1), 0.25, hint=hint)
-        for i, hint in enumerate((HintPlan(), HintPlan(0.2), HintPlan(-0.2), HintPlan(0.3), None, HintPlan(expected=False)))
+        for i, hint in enumerate(
+            (HintPlan(), HintPlan(0.2), HintPlan(-0.2), HintPlan(0.3), None, HintPlan(expected=False))
+        )
     )
     async with FakeOpenAI() as server:
         outcomes = await hold(server, PlannedSession("s", turns), hints=True)
@@ -123,7 +128,10 @@ async def test_priorities_go_with_hints_and_requests_where_they_are_taken() -> N
 
 
 async def test_tenants_and_models_are_asked_by_their_keys_and_names() -> None:
-    sessions = [replace(talk(n, turns=1), tenant=t, model=m) for n, t, m in (("a", "x", "big"), ("b", "y", "small"), ("c", "", ""))]
+    sessions = [
+        replace(talk(n, turns=1), tenant=t, model=m)
+        for n, t, m in (("a", "x", "big"), ("b", "y", "small"), ("c", "", ""))
+    ]
     async with FakeOpenAI() as server:
         await hold(server, *sessions, api_keys={"x": "kx", "y": "ky"}, models={"big": "b-70", "small": "s-8"})
         said = {c.session_id: (c.body["model"], c.headers.get("Authorization")) for c in server.calls("chat")}
@@ -131,7 +139,9 @@ async def test_tenants_and_models_are_asked_by_their_keys_and_names() -> None:
 
 
 async def test_a_turn_may_say_a_traces_own_messages_and_fields() -> None:
-    turn = PlannedTurn("unused", 2, 0.0, 0.0, messages=(Message("system", "be brief"), Message("user", "hi")), extra=(("top_p", 0.5),))
+    turn = PlannedTurn(
+        "unused", 2, 0.0, 0.0, messages=(Message("system", "be brief"), Message("user", "hi")), extra=(("top_p", 0.5),)
+    )
     async with FakeOpenAI() as server:
         await hold(server, PlannedSession("s", (turn,)))
     (call,) = server.calls("chat")

@@ -1,7 +1,7 @@
 """Where the CUDA path's tests run: on a CUDA device where there is one, else on the CPU in Triton's interpreter.
 
-Import this before anything that imports triton. With a device the tests carry the marker `gpu`, so that `make gpu` runs them there;
-without one they are part of `make test`.
+Import this before anything that imports triton. With a device the tests carry the marker `gpu`, so that `make gpu` runs
+them there; without one they are part of `make test`.
 """
 
 from __future__ import annotations

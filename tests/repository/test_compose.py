@@ -16,7 +16,8 @@ from pydantic import BaseModel
 import kvstore.__main__
 from cli.core.plan import stack_plan
 from contracts.errors import ConfigError
-from runtime.config import Config, load_config
+from runtime.config import Config
+from runtime.config_file import load_config
 from scheduler.metrics import metrics_port
 
 ROOT = Path(__file__).parents[2]
@@ -81,12 +82,14 @@ def test_without_a_key_the_gateway_refuses_to_listen_beyond_loopback(monkeypatch
     monkeypatch.setenv("UPBEAT__GATEWAY__API_KEYS", "[]")
     with pytest.raises(ConfigError, match=r"gateway\.api_keys"):
         load_config()
-    assert ":?" in SERVICES["gateway"]["environment"]["UPBEAT__GATEWAY__API_KEYS"], "compose itself stops when no key is given"
+    assert ":?" in SERVICES["gateway"]["environment"]["UPBEAT__GATEWAY__API_KEYS"], (
+        "compose itself stops when no key is given"
+    )
 
 
 def test_addresses_are_the_services_names(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("gateway", monkeypatch)
-    assert config.scheduler_address.partition(":")[0] in SERVICES
+    assert config.scheduler_addresses[0].partition(":")[0] in SERVICES
     for n in range(config.nodes.count):
         places = config.node(n)
         assert places.store_address.partition(":")[0] in SERVICES
@@ -96,7 +99,10 @@ def test_addresses_are_the_services_names(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_health_checks_ask_the_port_that_each_service_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("gateway", monkeypatch)
-    expected = {"gateway": f"http://127.0.0.1:{config.gateway.port}", "scheduler": f"grpc://{config.scheduler_address}"}
+    expected = {
+        "gateway": f"http://127.0.0.1:{config.gateway.port}",
+        "scheduler": f"grpc://{config.scheduler_addresses[0]}",
+    }
     for n in range(config.nodes.count):
         places = config.node(n)
         expected[f"kvstore-{n}"] = f"grpc://127.0.0.1:{places.store_listen.rpartition(':')[2]}"
@@ -134,7 +140,9 @@ def test_metrics_are_shown_where_prometheus_reaches_them(monkeypatch: pytest.Mon
     reachable = {"0.0.0.0", "scheduler"}
     listening = [config.gateway.host, config.scheduler_listen(0).rpartition(":")[0]]
     listening += [
-        address.rpartition(":")[0] for n in range(2) for address in (config.device(n, 0).worker_listen, config.node(n).store_listen)
+        address.rpartition(":")[0]
+        for n in range(2)
+        for address in (config.device(n, 0).worker_listen, config.node(n).store_listen)
     ]
     assert set(listening) <= reachable, "never loopback: Prometheus runs in a container of its own"
 

@@ -19,7 +19,9 @@ def run(folder: Path, body: str, *flags: str) -> tuple[int, str]:
     """The exit status and the output of a run of one file with that body."""
     (folder / "test_it.py").write_text(f"import pytest\n\n{body}\n\ndef test_passes():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder), "-p", "tests.plugins.skips"]
-    done = subprocess.run([*command, str(folder / "test_it.py"), *flags], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, str(folder / "test_it.py"), *flags], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout
 
 

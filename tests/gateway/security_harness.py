@@ -1,4 +1,5 @@
-"""A gateway as a process of its own, two tenants' credentials, a toy fleet behind it, and a client that says whatever bytes it is given."""
+"""A gateway as a process of its own, two tenants' credentials, a toy fleet behind it, and a client that says whatever
+bytes it is given."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from gateway_fakes import ToyScheduler, ToyWorker, free_port, until
 from contracts.api_keys import hashed
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.core.browser_tokens import BrowserTokens, Grant
-from runtime.config import Config, dump_config, load_config
+from runtime.config import Config
+from runtime.config_file import dump_config, load_config
 
 KEY_A, KEY_B = "key-of-tenant-a-with-enough-characters", "key-of-tenant-b-with-enough-characters"
 SECRET = "what-signs-the-browser-tokens-of-tests"
@@ -42,10 +44,16 @@ class TwoTenants(ToyScheduler):
         return await super().ListSessions(request, context) if request.tenant == "a" else pb.ListSessionsReply()
 
     async def GetSession(self, request: Any, context: Any) -> Any:
-        return await super().GetSession(request, context) if self._session("GetSession", request.session) else pb.SessionInfo()
+        return (
+            await super().GetSession(request, context)
+            if self._session("GetSession", request.session)
+            else pb.SessionInfo()
+        )
 
     async def Explain(self, request: Any, context: Any) -> Any:
-        return await super().Explain(request, context) if self._session("Explain", request.session) else pb.Explanation()
+        return (
+            await super().Explain(request, context) if self._session("Explain", request.session) else pb.Explanation()
+        )
 
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)
@@ -67,7 +75,7 @@ class Answer:
 
 
 @dataclass
-class House:
+class Harness:
     """The running gateway process and what stands behind it."""
 
     config: Config
@@ -106,13 +114,19 @@ class House:
         finally:
             writer.close()
 
-    async def ask(self, method: str, path: str, body: Any = None, key: str | None = KEY_A, headers: dict[str, str] | None = None) -> Answer:
+    async def ask(
+        self, method: str, path: str, body: Any = None, key: str | None = KEY_A, headers: dict[str, str] | None = None
+    ) -> Answer:
         """One request; `path` goes out as it is, `body` as JSON unless it is bytes."""
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         said = {"Host": f"127.0.0.1:{self.port}", "Connection": "close"}
         said |= {"Content-Length": str(len(content)), "Content-Type": "application/json"}
         said |= {"Authorization": f"Bearer {key}"} if key is not None else {}
-        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in (said | (headers or {})).items()) + "\r\n"
+        head = (
+            f"{method} {path} HTTP/1.1\r\n"
+            + "".join(f"{k}: {v}\r\n" for k, v in (said | (headers or {})).items())
+            + "\r\n"
+        )
         return await self.raw(head.encode("utf-8", "surrogateescape") + content)
 
     async def is_whole(self) -> None:
@@ -149,8 +163,9 @@ def rss_of(processes: list[psutil.Process]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def house(folder: Path, model: pb.ModelInfo | None = None, **gateway: Any) -> AsyncIterator[House]:
-    """A gateway process in front of one toy worker, which says that it serves `model`; `gateway`: settings of its section."""
+async def harness(folder: Path, model: pb.ModelInfo | None = None, **gateway: Any) -> AsyncIterator[Harness]:
+    """A gateway process in front of one toy worker, which says that it serves `model`; `gateway`: settings of its
+    section."""
     worker = ToyWorker("node-0")
     scheduler = TwoTenants([worker])
     scheduler.model = model or scheduler.model
@@ -159,14 +174,19 @@ async def house(folder: Path, model: pb.ModelInfo | None = None, **gateway: Any)
     keys = [{"key": hashed(KEY_A), "tenant": "a"}, {"key": hashed(KEY_B), "tenant": "b"}]
     section = {"port": free_port(), "api_keys": keys, "token_secret": SECRET, **gateway}
     nodes = {"count": 1, "base_port": 50_000}
-    settings = {"gateway": section, "scheduler": {"addresses": [f"127.0.0.1:{scheduler.port}"]}, "nodes": nodes, "model_name": "toy"}
+    settings = {
+        "gateway": section,
+        "scheduler": {"addresses": [f"127.0.0.1:{scheduler.port}"]},
+        "nodes": nodes,
+        "model_name": "toy",
+    }
     config = load_config(None, settings)
     file = folder / "config.yaml"
     file.write_text(dump_config(config))
     command = [sys.executable, "-m", "gateway", "--config", str(file)]
     with (folder / "gateway.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stderr=log, cwd=Path(__file__).parents[2])
-    made = House(config, process, scheduler, worker, BrowserTokens([SECRET]))
+    made = Harness(config, process, scheduler, worker, BrowserTokens([SECRET]))
 
     async def ready() -> bool:
         try:
