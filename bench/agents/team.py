@@ -1,8 +1,8 @@
-"""The load: a MetaGPT-like team writes a program of so many files. Who asks whom, how long the texts are, how long tools take.
+"""The load: a MetaGPT-like team that writes a program of several files.
 
-manager -> architect -> an engineer a file, all at once -> a reviewer a file -> (the engineer again -> the reviewer again), up to three
-reviews -> manager. A project is drawn from its seed alone: both arms of a repetition do the same work with other words, so that nothing of
-one is cached for the other.
+manager -> architect -> one engineer per file in parallel -> one reviewer per file -> (engineer -> reviewer again, up to
+three reviews) -> manager. The seed determines a project, so both arms of a repetition do the same work with different
+words and share no cache.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from runtime.clock import RealClock
 CLOCK = RealClock()
 WORKFLOW = "software-team"
 MAX_REVIEWS = 3
-#: The chance that a review sends the file back.
+#: Probability that a review returns the file.
 SENT_BACK = 0.6
 
 
 @dataclass(frozen=True)
 class File:
-    """One file's way: its length, its answers, and how many reviews it takes."""
+    """A file's draw: lengths in tokens, tool times and number of reviews."""
 
     task: int
     design: int
@@ -40,7 +40,7 @@ class File:
 
 @dataclass(frozen=True)
 class Project:
-    """What is drawn for one run."""
+    """The draw of one run."""
 
     brief: int
     design: int
@@ -50,7 +50,7 @@ class Project:
 
 
 def draw(files: int, seed: int, lengths: TeamLengths) -> Project:
-    """The project of this seed."""
+    """Draw the project of `seed`."""
     r = random.Random(seed)
 
     def tokens(span: tuple[int, int]) -> int:
@@ -63,19 +63,29 @@ def draw(files: int, seed: int, lengths: TeamLengths) -> Project:
         steps = 2 * reviews
         notes, answers = (tuple(tokens(span) for _ in range(steps)) for span in (lengths.note, lengths.answer))
         return File(
-            tokens(lengths.file), tokens(lengths.design), reviews, notes, answers, tuple(r.uniform(*lengths.tool_s) for _ in range(steps))
+            tokens(lengths.file),
+            tokens(lengths.design),
+            reviews,
+            notes,
+            answers,
+            tuple(r.uniform(*lengths.tool_s) for _ in range(steps)),
         )
 
     team = [tokens(lengths.answer) for _ in range(3)]
     waits = [r.uniform(*lengths.tool_s) for _ in range(3)]
     brief, design = tokens(lengths.brief), tokens(lengths.design)
-    return Project(brief, design, (team[0], team[1], team[2]), (waits[0], waits[1], waits[2]), tuple(file() for _ in range(files)))
+    return Project(
+        brief, design, (team[0], team[1], team[2]), (waits[0], waits[1], waits[2]), tuple(file() for _ in range(files))
+    )
 
 
 @dataclass
 class Team:
-    """One run of a project. hinted: its requests say which agent of which workflow they are. `words`: where its texts begin, so that no two
-    runs share any but the agents' briefs."""
+    """One run of a project.
+
+    hinted: requests carry their workflow, agent and run. words: start of the run's texts, so that runs share only the
+    agents' briefs.
+    """
 
     endpoint: Endpoint
     http: aiohttp.ClientSession
@@ -87,7 +97,7 @@ class Team:
     _histories: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
     async def work(self) -> float:
-        """From the first request to the end of the last, in seconds. Raises StackError when one fails."""
+        """Run the project. Returns its seconds end to end. Raises StackError if a request fails."""
         p, began = self.project, CLOCK.now()
         await self._ask("manager", "manager", p.brief, p.answers[0])
         await CLOCK.sleep(p.tools_s[0])
@@ -109,14 +119,17 @@ class Team:
                     await CLOCK.sleep(file.tools_s[at])
 
     async def _ask(self, agent: str, thread: str, tokens: int, answer: int) -> None:
-        """One request of an agent, in its thread; its first one begins with the agent's brief, which is the same in every run."""
+        """Send one request in an agent's thread. A thread starts with the agent's brief, which is the same in every
+        run."""
         returns = thread in self._histories
         brief = {"role": "system", "content": " ".join(block_words(sum(agent.encode()), 300))}
         history = self._histories.setdefault(thread, [brief])
         self.words += 1
         history.append({"role": "user", "content": " ".join(block_words(self.words, tokens))})
         session = f"{self.run}:{thread}"
-        headers = {"X-Upbeat-Workflow": WORKFLOW, "X-Upbeat-Agent": agent, "X-Upbeat-Run": self.run} if self.hinted else {}
+        headers = (
+            {"X-Upbeat-Workflow": WORKFLOW, "X-Upbeat-Agent": agent, "X-Upbeat-Run": self.run} if self.hinted else {}
+        )
         outcome = Outcome(session, len(history) // 2, 0.0, sent_s=CLOCK.now())
         await ask(self.http, self.endpoint, history, answer, session, outcome, CLOCK.now, headers=headers)
         if outcome.error is not None:

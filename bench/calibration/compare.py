@@ -1,4 +1,4 @@
-"""A real run and its simulation, request by request: the scripts that the stack was given, and what both say of them. Pure."""
+"""Compares a real run with its simulation, request by request. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from contracts.ids import DEFAULT_TENANT, SessionKey
-from contracts.profile import Profile
+from contracts.latency_profile import Profile
 from loadtest.client import Outcome
 from loadtest.figures import spread
 from loadtest.plans import PlannedSession, PlannedTurn
@@ -19,16 +19,16 @@ from loadtest.simulate.fleet import VARIANTS
 from loadtest.simulate.presets import measured
 from loadtest.simulate.request import Request
 from loadtest.simulate.scenario import Run, simulate
-from loadtest.simulate.users import Script, Turn
+from loadtest.simulate.users import Script, ScriptedTurn
 from loadtest.typist import typing_times
 
-#: Of a turn, evenly drawn: words of a first prompt, of a later one, and tokens of an answer.
+#: Uniform ranges per turn: words of a first prompt, words of a later one, tokens of an answer.
 FIRST, LATER, ANSWER = (200, 1400), (40, 200), (24, 96)
 TURNS = 3
 
 
 def planned(sessions: int, sessions_per_s: float, seed: int) -> list[PlannedSession]:
-    """Conversations that begin at random times, with short pauses, so that a run is short."""
+    """Conversations at random times, with short pauses to keep the run short."""
     rng, at, found = random.Random(seed), 0.0, []
     for number in range(sessions):
         at += rng.expovariate(sessions_per_s)
@@ -43,7 +43,7 @@ def planned(sessions: int, sessions_per_s: float, seed: int) -> list[PlannedSess
 
 
 def scripts_of(sessions: Sequence[PlannedSession], outcomes: Sequence[Outcome]) -> list[Script]:
-    """What the stack was really asked, in tokens as it counted them, at the planned times."""
+    """Scripts of what the stack was asked, in the tokens it counted, at the planned times."""
     of = {(o.session_id, o.turn): o for o in outcomes if o.error is None}
     scripts = []
     for session in sessions:
@@ -52,7 +52,11 @@ def scripts_of(sessions: Sequence[PlannedSession], outcomes: Sequence[Outcome]) 
             outcome = of.get((session.session_id, number))
             if outcome is None:
                 break
-            turns.append(Turn(max(outcome.prompt_tokens - history, 1), outcome.output_tokens, turn.typing_s, turn.arrival_s))
+            turns.append(
+                ScriptedTurn(
+                    max(outcome.prompt_tokens - history, 1), outcome.output_tokens, turn.typing_s, turn.arrival_s
+                )
+            )
             history = max(outcome.prompt_tokens, history + 1) + outcome.output_tokens
         if turns:
             scripts.append(Script(SessionKey(DEFAULT_TENANT, session.session_id), tuple(turns)))
@@ -60,9 +64,9 @@ def scripts_of(sessions: Sequence[PlannedSession], outcomes: Sequence[Outcome]) 
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What a stack takes beside a profile's steps. Seconds of a request, of a step, and of a step's each token; and how many times as long
-    prompts take."""
+class Overhead:
+    """A stack's overhead beside a profile: seconds per request, per step and per token of a step, and a factor on
+    prefill."""
 
     request_s: float
     step_s: float
@@ -72,20 +76,20 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Lone:
-    """Requests that had the stack to themselves, of two lengths, and groups of equal ones that were sent at once."""
+    """Outcomes of lone requests of two lengths, and of groups of equal requests sent at once."""
 
     alone: Sequence[Outcome]
     together: Sequence[Sequence[Outcome]]
 
 
 def drift(before: Lone, after: Lone) -> float:
-    """How many times as long requests by themselves took after the load."""
+    """Slowdown of lone requests after the load."""
     pairs = zip(before.alone, after.alone, strict=True)
     return round(median((b.end_s - b.sent_s) / (a.end_s - a.sent_s) for a, b in pairs), 3)
 
 
-def beside(before: Lone, after: Lone, profile: Profile) -> Beside:
-    """From what was asked before the load and after it, so that a pace that changes meanwhile counts by half."""
+def fit_overhead(before: Lone, after: Lone, profile: Profile) -> Overhead:
+    """Fit the overhead to requests before and after the load; a change of the machine's speed counts by half."""
     alone, together = [*before.alone, *after.alone], [*before.together, *after.together]
 
     def longer_s(outcome: Outcome, batch: int) -> float:
@@ -97,49 +101,59 @@ def beside(before: Lone, after: Lone, profile: Profile) -> Beside:
     low, high = _middle(pairs[:half]), _middle(pairs[half:])
     times = max((high[1] - low[1]) / (high[0] - low[0]), 0.1)
     one_s = median(longer_s(o, 1) for o in alone)
-    many = [(longer_s(o, batch), batch) for group in together for o in group if (batch := sum(o.node == other.node for other in group)) > 1]
+    many = [
+        (longer_s(o, batch), batch)
+        for group in together
+        for o in group
+        if (batch := sum(o.node == other.node for other in group)) > 1
+    ]
     several_s, batch = _middle(many)
     token_s = max((several_s - one_s) / (batch - 1), 0.0)
-    return Beside(max(low[1] - times * low[0], 0.0), max(one_s - token_s, 0.0), token_s, times)
+    return Overhead(max(low[1] - times * low[0], 0.0), max(one_s - token_s, 0.0), token_s, times)
 
 
 def _middle(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return median(a for a, _ in pairs), median(b for _, b in pairs)
 
 
-def kind_of(profile: Profile, hbm_gib: float, dram_gib: float, found: Beside | None) -> NodeKind:
-    """The profile as a preset, with what `beside` found."""
+def kind_of(profile: Profile, hbm_gib: float, dram_gib: float, found: Overhead | None) -> NodeKind:
+    """The profile as a preset, with the overhead `found`."""
     kind = measured(profile, hbm_gib, dram_gib)
     if found is None:
         return kind
-    return replace(kind, costs=Slowed(kind.costs, found.step_s, found.token_s, found.prefill_times), request_s=found.request_s)
+    return replace(
+        kind, costs=Slowed(kind.costs, found.step_s, found.token_s, found.prefill_times), request_s=found.request_s
+    )
 
 
 def predicted(kind: NodeKind, nodes: int, scripts: Sequence[Script]) -> list[Request]:
-    """The same scripts on the simulated fleet."""
+    """Simulate the scripts."""
     return simulate(Run(kind, nodes, VARIANTS["balanced"]), scripts).users.requests
 
 
 def within(measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, float]:
-    """By what share of the measured mean the predicted one is off, over all turns: TTFT and TPOT."""
+    """Relative error of the predicted means of TTFT and TPOT over all turns."""
     true, said = measured["all turns"], predicted["all turns"]
-    return {what: round(said[f"{what.lower()}_s"]["mean"] / true[f"{what.lower()}_s"]["mean"] - 1, 4) for what in ("TTFT", "TPOT")}
+    return {
+        what: round(said[f"{what.lower()}_s"]["mean"] / true[f"{what.lower()}_s"]["mean"] - 1, 4)
+        for what in ("TTFT", "TPOT")
+    }
 
 
 def row(ttft: Sequence[float], tpot: Sequence[float], normalised: Sequence[float]) -> dict[str, Any]:
-    """Means and medians."""
+    """Means, medians and other statistics of each."""
     return {"ttft_s": spread(ttft), "tpot_s": spread(tpot), "normalised_s": spread(normalised)}
 
 
 def of_outcomes(outcomes: Sequence[Outcome], later: bool | None = None) -> dict[str, Any]:
-    """What was measured. later: only first turns, or only those after them."""
+    """Measured latencies. later: only first turns (False) or only later ones (True)."""
     good = [o for o in outcomes if o.error is None and (later is None or later == (o.turn > 0))]
     normal = [(o.end_s - o.sent_s) / o.output_tokens for o in good]
     return row([o.ttft_s for o in good], [o.tpot_s for o in good if o.tpot_s is not None], normal)
 
 
 def of_requests(requests: Sequence[Request], later: bool | None = None) -> dict[str, Any]:
-    """What was predicted."""
+    """Predicted latencies; `later` as in `of_outcomes`."""
     good = [r for r in requests if r.end_s >= 0 and (later is None or later == (r.turn > 0))]
     tpot = [(r.end_s - r.first_s) / (r.answer_tokens - 1) for r in good if r.answer_tokens > 1]
     return row([r.first_s - r.sent_s for r in good], tpot, [(r.end_s - r.sent_s) / r.answer_tokens for r in good])

@@ -1,8 +1,8 @@
-"""What a codec does to greedy answers: conversations whose KV has been through the SSD by each codec, against raw.
+"""What a codec does to greedy answers: conversations whose KV went through the SSD by each codec, against raw.
 
-Each arm is a node of its own. It is sent every conversation up to its last question, saves the KV, stops, and starts again with
-nothing but its SSD (the blob tier has the manifests only). Then every question of every conversation is asked: all but the last
-tokens of each prompt come from the SSD, through the codec.
+Each arm is a separate node. It serves every conversation up to its last question, saves the KV, and restarts with only
+its SSD (the blob tier has just the manifests). Then every question is asked: all but the last tokens of each prompt
+come from the SSD, through the codec.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from kvstore.tiers.format import BLOCK, decode_header
 from loadtest.client import Endpoint, Outcome, ask
 from loadtest.stack import Stack, StackError
 from runtime.clock import RealClock
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 ANSWER_TOKENS = 64
 HBM_GIB, DRAM_GIB = 0.25, 0.25
-#: Evaluation of the demo model uses seeds from 10^6 on, training small ones (models/demo); these are others.
+#: Unseen: training of the demo model uses small seeds, its evaluation those from 10^6 on (models/demo).
 SEED = 3_000_000
 CLOCK = RealClock()
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked after which messages, and the one right answer."""
+    """A question after its messages, and the right answer."""
 
     session_id: str
     messages: list[dict[str, str]]
@@ -45,7 +45,7 @@ class Question:
 
 @dataclass
 class Arm:
-    """One codec's answers, in the order of the questions, and where the KV came from."""
+    """One codec's answers in the questions' order, and where the KV came from."""
 
     codec: str
     texts: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Arm:
 
 
 def questions(model: Path, count: int, shortest: int, longest: int) -> list[Question]:
-    """Every recall of `count` conversations."""
+    """The recall questions of `count` conversations."""
     sys.path.insert(0, str(model))
     from conversations import conversation
 
@@ -76,7 +76,7 @@ def questions(model: Path, count: int, shortest: int, longest: int) -> list[Ques
 
 
 def run_arm(codec: str, asked: Sequence[Question], model: Path, dtype: str, directory: Path, concurrency: int) -> Arm:
-    """Save by the codec, restart, ask. Raises StackError when an answer does not come or the KV is not from the SSD."""
+    """Save with the codec, restart, ask. Raises StackError if a request fails or the KV is not from the SSD."""
     arm = Arm(codec)
     settings = {"kv": {"ssd_codec": codec}, "worker": {"dtype": dtype}}
     stack = Stack(model=model, nodes=1, hbm_gib=HBM_GIB, dram_gib=DRAM_GIB, directory=directory, settings=settings)
@@ -91,14 +91,17 @@ def run_arm(codec: str, asked: Sequence[Question], model: Path, dtype: str, dire
         outcomes = asyncio.run(speak(stack, asked, ANSWER_TOKENS, concurrency))
         arm.read_bytes = read_bytes(stack)
     arm.texts = [o.text for o in outcomes]
-    arm.cached_tokens, arm.prompt_tokens = sum(o.cached_tokens or 0 for o in outcomes), sum(o.prompt_tokens for o in outcomes)
+    arm.cached_tokens, arm.prompt_tokens = (
+        sum(o.cached_tokens or 0 for o in outcomes),
+        sum(o.prompt_tokens for o in outcomes),
+    )
     if not arm.read_bytes.get("ssd") or arm.read_bytes.get("blob"):
         raise StackError(f"the KV of {codec} did not come from the SSD alone: {arm.read_bytes}")
     return arm
 
 
 async def speak(stack: Stack, asked: Sequence[Question], tokens: int, concurrency: int) -> list[Outcome]:
-    """Ask, some at a time; the outcomes in the questions' order. Raises StackError."""
+    """Ask `concurrency` questions at a time; outcomes in the questions' order. Raises StackError."""
     endpoint, gate = Endpoint(stack.url, stack.model_name()), asyncio.Semaphore(concurrency)
 
     async with aiohttp.ClientSession() as http:
@@ -115,7 +118,7 @@ async def speak(stack: Stack, asked: Sequence[Question], tokens: int, concurrenc
 
 
 def measure_files(arm: Arm, root: Path) -> None:
-    """What lies on the SSD, by the files' own headers."""
+    """Add up the SSD's files by their headers into `arm`. Raises StackError for another codec."""
     for path in (p for p in root.rglob("*") if p.is_file()):
         with path.open("rb") as file:
             header = decode_header(file.read(BLOCK))
@@ -127,7 +130,7 @@ def measure_files(arm: Arm, root: Path) -> None:
 
 
 def read_bytes(stack: Stack) -> dict[str, int]:
-    """What the store has brought into its arena since it started, in bytes of the arena, by source."""
+    """Arena bytes the store has loaded since its start, by source."""
     places = load_config(stack.config_file, {"nodes": {"count": 1}}).node(0)
     host, port = places.store_address.rsplit(":", 1)
     with urllib.request.urlopen(f"http://{host}:{int(port) + 4}/metrics", timeout=5) as reply:
@@ -156,9 +159,15 @@ def compare(asked: Sequence[Question], arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 def run(
-    model: Path, dtype: str, codecs: Sequence[str], asked: Sequence[Question], scratch: Path, concurrency: int, say: Callable[[str], None]
+    model: Path,
+    dtype: str,
+    codecs: Sequence[str],
+    asked: Sequence[Question],
+    scratch: Path,
+    concurrency: int,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """All arms of one dtype."""
+    """Run all arms of one dtype."""
     arms = []
     for codec in codecs:
         say(f"{dtype}, {codec}: {len(asked)} questions")

@@ -1,4 +1,4 @@
-"""How small each codec makes a piece, and how fast: one thread, pieces in memory, nothing but the codec."""
+"""Size ratio and speed of each codec alone: one thread, pieces in memory."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ import torch
 import xxhash
 
 from contracts.kv import KvShape
-from kvstore.tiers.codecs import Codec, Codecs, Unavailable
+from kvstore.tiers.codec import Codec, Unavailable
+from kvstore.tiers.codecs import Codecs
 
-#: (name, kv_heads, head_dim, dtype) of pieces of 64 tokens: the demo model's, and those of an 8B model of the Llama family.
+#: (name, kv_heads, head_dim, dtype) of pieces of 64 tokens: the demo model's and an 8B Llama's.
 SHAPES = (("demo", 2, 32, "float32"), ("8B", 8, 128, "bfloat16"), ("8B", 8, 128, "float16"))
 
 
 def shape_of(kv_heads: int, head_dim: int, dtype: str) -> KvShape:
-    """A piece's shape, of a model of 32 layers."""
+    """The KV shape of a model of 32 layers."""
     return KvShape.of_heads(b"c" * 32, 32, kv_heads, head_dim, 64, dtype)
 
 
 def pieces_of(shape: KvShape, count: int) -> list[memoryview]:
-    """Pieces of normal values, some channels of K ten times the others, as in real models."""
+    """Pieces of normal values with some K channels ten times larger, as in real models."""
     generator = torch.Generator().manual_seed(1)
     made = []
     for _ in range(count):
         values = torch.randn(shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim, generator=generator)
         values[:, 0, :, :: max(2, shape.head_dim // 4)] *= 10
-        made.append(memoryview(bytearray(values.to(getattr(torch, shape.dtype)).view(-1).view(torch.uint8).numpy().tobytes())))
+        made.append(
+            memoryview(bytearray(values.to(getattr(torch, shape.dtype)).view(-1).view(torch.uint8).numpy().tobytes()))
+        )
     return made
 
 
 def codecs_here(names: Sequence[str]) -> tuple[dict[str, Codec], dict[str, str]]:
-    """Those that work, and of the others why not."""
+    """(codecs that work here, reasons why the others do not)."""
     found, missing = {}, {}
     for name in names:
         codec = Codecs().find(name)
@@ -46,7 +49,7 @@ def codecs_here(names: Sequence[str]) -> tuple[dict[str, Codec], dict[str, str]]
 
 
 def cachegen_on_the_host() -> Codec | None:
-    """CacheGen with LMCache's kernels in Python, for its size; None where they cannot be imported."""
+    """CacheGen with LMCache's Python kernels, for its size only; None if they cannot be imported."""
     try:
         from kvstore.tiers.codecs_cachegen import CacheGen
 
@@ -56,7 +59,7 @@ def cachegen_on_the_host() -> Codec | None:
 
 
 def measure(codec: Codec, shape: KvShape, pieces: Sequence[memoryview], seconds: float) -> dict[str, Any]:
-    """Ratio of sizes, and GB/s of the arena's bytes. The best of the rounds that fit in `seconds` each way."""
+    """Size ratio, error, and GB/s of uncompressed bytes: the best round within `seconds` each way."""
     stored = [codec.encode(piece, shape, layer) for layer, piece in enumerate(pieces)]
     into = memoryview(bytearray(shape.piece_bytes))
     size = shape.piece_bytes * len(pieces)
@@ -83,7 +86,7 @@ def measure(codec: Codec, shape: KvShape, pieces: Sequence[memoryview], seconds:
 
 
 def raw(shape: KvShape, pieces: Sequence[memoryview], seconds: float) -> dict[str, Any]:
-    """For comparison: copying the pieces, and their checksums."""
+    """The baseline: GB/s of copying and of checksums."""
     into = memoryview(bytearray(shape.piece_bytes))
     size = shape.piece_bytes * len(pieces)
 

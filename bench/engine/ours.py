@@ -1,7 +1,7 @@
-"""Our side of bench/engine: the worker's engine, without gateway, store and text, answering commands of `children.py` on stdin.
+"""Our side of bench/engine: the worker's engine, without gateway, store and text, answering `protocol.py`'s commands.
 
-What is measured is what serves: the engine's thread schedules, runs steps on the compiled kernels, samples, keeps chunk keys and
-hands frames out. Only text is left out, as on the other side.
+The engine is production code: its thread schedules, runs steps on the compiled kernels, samples, keeps chunk keys and
+hands out frames. Neither side detokenises.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from contracts.ids import SessionKey
 from contracts.kv import chunk_keys, tenant_salt
 from contracts.request import GenerateRequest, Sampling
 from runtime.clock import RealClock
-from runtime.config import KvSection, WorkerSection
+from runtime.sections import KvSection, WorkerSection
+from worker.core.block import SaveState
 from worker.core.granules import Owner, Use
-from worker.core.hbm import HbmCache, Save
+from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Slice, Steps
@@ -46,77 +47,79 @@ from worker.text.codec import Detokenizer, TextCodec
 
 GRANULE_BYTES = 2 << 20
 TIMEOUT_S = 3600.0
-#: Room for the weights beside the KV cache.
+#: Memory for the weights, beside the KV cache.
 WEIGHTS_GIB = 0.5
-#: What keys and values that nobody computed hold.
+#: The value of synthetic keys and values.
 MADE_UP = 0.015
 LIBC = ctypes.CDLL(None)
 LIBC.memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 
 
 class Silent(Detokenizer):
-    """Gives no text, as the other side is told to."""
+    """Produces no text, like the other side."""
 
     def push(self, token: int) -> str:
         return ""
 
 
 class NoText(TextCodec):
-    """The model's codec, silent."""
+    """The model's codec without text output."""
 
     def detokenizer(self, skip_special: bool = True) -> Detokenizer:
         return Silent(self, skip_special)
 
 
 class Gated:
-    """A runner whose steps wait for leave, so that this process is still while the other one is measured."""
+    """A runner whose steps wait for permission, so that this process is idle while the other is measured."""
 
     def __init__(self, runner: Steps) -> None:
         self._runner = runner
         self._changed = threading.Condition()
-        self._leave: int | None = None
+        self._permitted: int | None = None
         self._waits = False
 
     def open(self) -> None:
         """Every step may run."""
         with self._changed:
-            self._leave = None
+            self._permitted = None
             self._changed.notify_all()
 
     def shut(self) -> None:
         """No step may run."""
         with self._changed:
-            self._leave = 0
+            self._permitted = 0
 
     def close(self) -> None:
-        """No step may run; returns when the engine waits for leave."""
+        """No step may run; returns when the engine waits for permission."""
         self.shut()
         with self._changed:
             if not self._changed.wait_for(lambda: self._waits, TIMEOUT_S):
                 raise RuntimeError("the engine has nothing to do")
 
     def allow(self, steps: int) -> None:
-        """So many steps may run."""
+        """`steps` steps may run."""
         with self._changed:
-            self._leave = steps
+            self._permitted = steps
             self._changed.notify_all()
 
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         with self._changed:
             self._waits = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._leave != 0)
+            self._changed.wait_for(lambda: self._permitted != 0)
             self._waits = False
-            if self._leave is not None:
-                self._leave -= 1
+            if self._permitted is not None:
+                self._permitted -= 1
         return self._runner.step(slices, before_layer, after_layer)
 
 
 class Ours:
-    """One engine and its requests."""
+    """An engine and its requests. A method returns the seconds it took."""
 
     def __init__(self, model: Path, threads: int, hbm_gib: float, max_batch: int, made_up: bool, avx2: bool) -> None:
-        torch.set_num_threads(1)  # as in the worker: the kernels have threads of their own
+        torch.set_num_threads(1)  # as in the worker: the kernels have their own threads
         torch.set_grad_enabled(False)
         settings, worker = KvSection(), WorkerSection(max_batch=max_batch)
         chunk = settings.chunk_tokens
@@ -129,7 +132,9 @@ class Ours:
         table = LoadTable()
         loader = KvLoader(kv, table, lambda event: self._engine.inbox.put(event))
         salt = tenant_salt(b"bench" * 8, "t")
-        self._executor = device = Executor(loaded.shape, kv, HbmCache(pool), table, loader, RealClock(), settings, lambda tenant: salt)
+        self._executor = device = Executor(
+            loaded.shape, kv, HbmCache(pool), table, loader, RealClock(), settings, lambda tenant: salt
+        )
         self._gate = Gated(NativeRunner(loaded, kv, kernels))
         self._engine = NativeEngine(device, self._gate, NoText.load(model), loaded.eos_ids, "bench", worker)
         self._loop = DeviceLoop([self._engine])
@@ -144,7 +149,7 @@ class Ours:
         self._loop.start()
 
     def put(self, frame: StepFrame) -> None:
-        """A gateway stream's end, on the engine's thread."""
+        """Receive a frame, in place of a gateway stream. Runs on the engine's thread."""
         if frame.failed:
             raise RuntimeError(str(frame.failed))
         speaking = {output.request_id for output in frame.outputs if output.tokens}
@@ -160,7 +165,7 @@ class Ours:
         return request.request_id
 
     def prefill(self, tokens: int) -> float:
-        """A prompt that nobody has seen, to its first token."""
+        """An uncached prompt, until its first token."""
         began = time.perf_counter()
         self._submit(tokens, 1)
         return self._frames.get(timeout=TIMEOUT_S)[0] - began
@@ -171,7 +176,7 @@ class Ours:
         if self._made_up:
             self._gate.shut()
             self._submit(1, 1)
-            self._gate.close()  # the engine's thread stands in a step: the cache is ours
+            self._gate.close()  # the engine's thread is held in a step: this one may use the cache
             for number in range(self._count + 1, self._count + batch + 1):
                 self._make_up(number, context)
             self._gate.open()
@@ -185,7 +190,7 @@ class Ours:
         return ended - began
 
     def _make_up(self, number: int, context: int) -> None:
-        """Put KV of request `number`'s prompt into HBM that nobody has computed. The engine is idle."""
+        """Put synthetic KV of request `number`'s prompt into HBM. The engine must be held."""
         device, session = self._executor, SessionKey("t", f"s{number}")
         usable = (context - 1) // device.shape.chunk_tokens * device.shape.chunk_tokens
         ids = prompt(number, context, self._vocabulary)[:usable]
@@ -198,11 +203,11 @@ class Ours:
                 device.execute(asked)
             for page in block.pages:
                 torch.from_numpy(device.kv.page_bytes_view(int(page))).view(device.kv.dtype).fill_(MADE_UP)
-            block.ready[:], block.save = True, Save.BELOW
+            block.ready[:], block.save = True, SaveState.BELOW
             device.cache.enter(block, key)
 
     def read(self, amount: int) -> float:
-        """Read that many bytes of memory once with all threads, by a C library's search for a byte that is not there."""
+        """Read `amount` bytes of memory once with all threads (memchr for a byte that does not occur)."""
         if self._filled.nbytes < amount:
             self._filled = np.ones(amount, np.uint8)
         share = amount // self._threads
@@ -216,7 +221,7 @@ class Ours:
         return time.perf_counter() - began
 
     def decode(self, steps: int) -> float:
-        """So many steps of the whole batch, counted from the end of the step before them."""
+        """`steps` steps of the whole batch, timed from the end of the step before them."""
         while not self._frames.empty():
             self._frames.get()
         self._gate.allow(steps + 1)
@@ -226,7 +231,7 @@ class Ours:
         return ends[-1][0] - ends[0][0]
 
     def end(self) -> float:
-        """Give the batch up."""
+        """Cancel the batch and wait until the engine is idle."""
         for request_id in self._live:
             self._engine.inbox.put(Cancel(request_id))
         self._gate.open()
@@ -238,8 +243,15 @@ class Ours:
 
 
 def main() -> None:
-    said = arguments()
-    ours = Ours(Path(said["model"]), said["threads"], said["kv_gib"] + WEIGHTS_GIB, said["max_batch"], said["made_up"], said["avx2"])
+    settings = arguments()
+    ours = Ours(
+        Path(settings["model"]),
+        settings["threads"],
+        settings["kv_gib"] + WEIGHTS_GIB,
+        settings["max_batch"],
+        settings["made_up"],
+        settings["avx2"],
+    )
     does = {"prefill": ours.prefill, "begin": ours.begin, "decode": ours.decode, "end": ours.end, "read": ours.read}
     serve(does, {"our_products": ours.products})
 

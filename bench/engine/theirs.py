@@ -1,8 +1,7 @@
-"""vLLM's side of bench/engine: its engine in this very process, driven step by step as its own LLM class does, answering commands of
-`protocol.py` on stdin. Runs in the peer's environment.
+"""vLLM's side of bench/engine: its engine in this process, answering `protocol.py`'s commands, in vLLM's environment.
 
-Compiled mode, prefix cache and token budget are vLLM's defaults. Scheduling, sampling and output processing run as for any caller; text
-does not, as on our side. Contexts too long to be computed for this are made up by vLLM's own connector for decode benchmarks.
+Compiled mode, prefix cache and token budget are vLLM's defaults. Scheduling, sampling and output processing run as
+usual, without detokenisation. Long contexts get synthetic KV from vLLM's connector for decode benchmarks.
 """
 
 from __future__ import annotations
@@ -15,9 +14,14 @@ from typing import Any
 import torch
 from protocol import MOST_NEW_TOKENS, arguments, prompt, serve
 
-SAID = arguments()
-if SAID["avx2"]:  # what vLLM asks when it chooses one of its wheel's libraries: before it is imported
-    for ability in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_amx_fp16_supported"):
+SETTINGS = arguments()
+if SETTINGS["avx2"]:  # vLLM reads these when it chooses a library of its wheel, on import
+    for ability in (
+        "_is_avx512_supported",
+        "_is_avx512_bf16_supported",
+        "_is_amx_tile_supported",
+        "_is_amx_fp16_supported",
+    ):
         setattr(torch.cpu, ability, lambda: False)
 
 from vllm import LLM, SamplingParams  # noqa: E402
@@ -25,48 +29,54 @@ from vllm import __version__ as version  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-#: What keys and values that nobody computed hold.
+#: The value of synthetic keys and values.
 MADE_UP = 0.015
 
 
 class Theirs:
-    """One engine and its requests."""
+    """An engine and its requests. A method returns the seconds it took."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         more: dict[str, Any] = {}
-        if said["made_up"]:
+        if settings["made_up"]:
             more["kv_transfer_config"] = KVTransferConfig(
-                kv_connector="DecodeBenchConnector", kv_role="kv_both", kv_connector_extra_config={"fill_mean": MADE_UP, "fill_std": 0.0}
+                kv_connector="DecodeBenchConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config={"fill_mean": MADE_UP, "fill_std": 0.0},
             )
         llm = LLM(
-            model=said["model"],
+            model=settings["model"],
             skip_tokenizer_init=True,
-            dtype=said["peer_dtype"],
-            max_model_len=said["longest"],
-            max_num_seqs=said["max_batch"],
+            dtype=settings["peer_dtype"],
+            max_model_len=settings["longest"],
+            max_num_seqs=settings["max_batch"],
             disable_log_stats=True,
             seed=0,
             **more,
         )
         self._engine = llm.llm_engine
-        self._vocabulary = said["vocabulary"]
+        self._vocabulary = settings["vocabulary"]
         self._count = itertools.count(1)
         self._live: list[str] = []
 
     def _submit(self, tokens: int, max_tokens: int) -> str:
         number = next(self._count)
         wanted = SamplingParams(
-            temperature=0.0, ignore_eos=True, max_tokens=max_tokens, detokenize=False, output_kind=RequestOutputKind.DELTA
+            temperature=0.0,
+            ignore_eos=True,
+            max_tokens=max_tokens,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
         )
         self._engine.add_request(f"r{number}", {"prompt_token_ids": prompt(number, tokens, self._vocabulary)}, wanted)
         return f"r{number}"
 
     def _step(self) -> set[str]:
-        """One step; the requests that gained a token by it."""
+        """Run a step; returns the requests that gained a token."""
         return {output.request_id for output in self._engine.step() if output.outputs[0].token_ids}
 
     def prefill(self, tokens: int) -> float:
-        """A prompt that nobody has seen, to its first token."""
+        """An uncached prompt, until its first token."""
         began = time.perf_counter()
         self._submit(tokens, 1)
         while not self._step():
@@ -86,7 +96,7 @@ class Theirs:
         return time.perf_counter() - began
 
     def decode(self, steps: int) -> float:
-        """So many steps of the whole batch, counted from the end of the step before them."""
+        """`steps` steps of the whole batch, timed from the end of the step before them."""
         self._step()
         began = time.perf_counter()
         for _ in range(steps):
@@ -95,7 +105,7 @@ class Theirs:
         return time.perf_counter() - began
 
     def end(self) -> float:
-        """Give the batch up."""
+        """Abort the batch and wait until it is gone."""
         self._engine.abort_request(self._live)
         while self._engine.has_unfinished_requests():
             self._step()
@@ -103,10 +113,12 @@ class Theirs:
 
 
 def main() -> None:
-    theirs = Theirs(SAID)
+    theirs = Theirs(SETTINGS)
     does = {"prefill": theirs.prefill, "begin": theirs.begin, "decode": theirs.decode, "end": theirs.end}
-    libraries = {line.rpartition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines() if "/vllm/_C" in line}
-    serve(does, {"vllm": version, "vllm_dtype": SAID["peer_dtype"], "vllm_library": ", ".join(sorted(libraries))})
+    libraries = {
+        line.rpartition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines() if "/vllm/_C" in line
+    }
+    serve(does, {"vllm": version, "vllm_dtype": SETTINGS["peer_dtype"], "vllm_library": ", ".join(sorted(libraries))})
 
 
 if __name__ == "__main__":

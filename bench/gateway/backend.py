@@ -1,8 +1,10 @@
-"""What answers at once: a worker over gRPC that a real scheduler knows as a node, and the same answers as an OpenAI server over HTTP.
+"""A backend that answers at once: a worker over gRPC that a real scheduler knows as a node, and an OpenAI server over
+HTTP.
 
-How an answer comes is in its request: `max_tokens` of `STREAMED` a token a step, else in one piece; `top_k` of `HELD` never, of `TOGETHER`
-in steps with all others that asked so, as soon as all of them are there. All steps of a streamed answer are there at once: over gRPC they
-are joined, as a worker joins what waits, and over HTTP they are written as fast as the socket takes them.
+The request chooses how its answer arrives. `max_tokens` of `STREAMED`: a token per step, otherwise in one piece.
+`top_k` of `HELD`: never; of `TOGETHER`: in steps with all requests that say so, once all are there. All steps of a
+streamed answer are ready at once: over gRPC waiting steps are joined, as in a worker, and over HTTP they are written as
+fast as the socket accepts them.
 """
 
 from __future__ import annotations
@@ -25,19 +27,21 @@ MODEL = "bench"
 WHOLE, STREAMED = 16, 17
 HELD, TOGETHER = 1, 2
 WORD = " token"
-#: An 8 B model: 32 layers, 8 KV heads of 128, bfloat16.
-SHAPE = common_pb2.KvShape(fingerprint=b"f" * 32, layers=32, kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16")
+#: The shape of an 8B model: 32 layers, 8 KV heads of 128, bfloat16.
+SHAPE = common_pb2.KvShape(
+    fingerprint=b"f" * 32, layers=32, kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16"
+)
 _REPORT_S = 0.5
 
 
 class _Out:
-    """One frame after another, as a worker sends them: a stream takes one write at a time, and the steps that wait meanwhile are joined."""
+    """Sends frames like a worker: one write at a time; steps that wait meanwhile are joined."""
 
     def __init__(self, context: Any) -> None:
         self._context, self._waiting, self._writes = context, list[frames.StepFrame](), False
 
     async def put(self, *steps: frames.StepFrame) -> None:
-        """Return once they were taken, or are left to whoever writes already."""
+        """Write `steps`; returns at once if another call is writing, which then sends them."""
         self._waiting += steps
         if self._writes:
             return
@@ -50,7 +54,7 @@ class _Out:
 
 
 class Worker(worker_pb2_grpc.WorkerServicer):
-    """`together`: how many requests make a batch."""
+    """The worker and its reports. together: number of requests in a batch of `TOGETHER`."""
 
     def __init__(self, node: str, address: str, together: int) -> None:
         self.node, self.address, self._together = node, address, together
@@ -94,11 +98,13 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             await out.put(self._step(members, last=number == steps))
 
     def _step(self, members: list[str], *, last: bool) -> frames.StepFrame:
-        """An engine's step: a token for each."""
+        """A frame with a token for each of `members`."""
         if last:
             for rid in members:
                 self._ended(rid)
-        return frames.StepFrame(outputs=[Output(rid, WORD, [1], finish_reason="length" if last else None) for rid in members])
+        return frames.StepFrame(
+            outputs=[Output(rid, WORD, [1], finish_reason="length" if last else None) for rid in members]
+        )
 
     def _ended(self, request_id: str) -> None:
         if request_id in self._live:
@@ -106,7 +112,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             self._finished.append(request_id)
 
     async def reports(self) -> AsyncIterator[scheduler_pb2.WorkerReport]:
-        """As a worker reports to its scheduler."""
+        """Report to the scheduler like a worker."""
         model = scheduler_pb2.ModelInfo(name=MODEL, shape=SHAPE, max_tokens=1 << 20)
         hello = scheduler_pb2.WorkerHello(node=self.node, address=self.address, models=[model], instance="1")
         yield scheduler_pb2.WorkerReport(hello=hello)
@@ -115,15 +121,18 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             number += 1
             finished, self._finished = self._finished, []
             load = scheduler_pb2.WorkerLoad(
-                running=len(self._live), outstanding_s=0.0, request_s=0.001, hbm_pages_total=100_000, hbm_pages_free=90_000,
+                running=len(self._live), outstanding_s=0.0, request_s=0.001, hbm_pages_total=100_000,
+                hbm_pages_free=90_000,
                 prefill_token_s=1e-6, number=number, in_flight=list(self._live), finished=finished,
             )  # fmt: skip
             yield scheduler_pb2.WorkerReport(load=load)
             await asyncio.sleep(_REPORT_S)
 
     async def store(self) -> AsyncIterator[scheduler_pb2.StoreReport]:
-        """As its store reports: nothing is held."""
-        yield scheduler_pb2.StoreReport(hello=scheduler_pb2.StoreHello(node=self.node, address="127.0.0.1:1", instance="1"))
+        """Report to the scheduler like a store that holds nothing."""
+        yield scheduler_pb2.StoreReport(
+            hello=scheduler_pb2.StoreHello(node=self.node, address="127.0.0.1:1", instance="1")
+        )
         yield scheduler_pb2.StoreReport(held=scheduler_pb2.HeldSessions(full=True))
         await asyncio.Event().wait()
 
@@ -149,7 +158,7 @@ def _events() -> list[bytes]:
 
 
 class Http(asyncio.Protocol):
-    """HTTP/1.1 with keep-alive, as far as proxies need it: the body is read to its length and looked at for `stream`."""
+    """Minimal HTTP/1.1 with keep-alive: reads the body by its length and looks for `stream`."""
 
     WHOLE, EVENTS = _whole(), _events()
     HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -184,7 +193,7 @@ async def _drain(call: Any) -> None:
 
 
 async def serve(given: argparse.Namespace) -> None:
-    """Until it is killed."""
+    """Serve until killed."""
     address = f"127.0.0.1:{given.grpc_port}"
     worker = Worker("node-0", address, given.together)
     server, _ = rpc.server(address, ["upbeat.v1.Worker"])

@@ -1,4 +1,4 @@
-"""The least that a reverse proxy in aiohttp can do: the body goes on as it is, and the answer comes back piece by piece."""
+"""A minimal reverse proxy in aiohttp: forwards the body unchanged and streams the answer back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOT_PASSED = frozenset({"host", "content-length", "transfer-encoding", "connect
 
 
 async def serve(port: int, backend: str) -> None:
-    """Until it is killed."""
+    """Serve until killed."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as session:
 
         async def forward(request: web.Request) -> web.StreamResponse:
@@ -21,8 +21,12 @@ async def serve(port: int, backend: str) -> None:
             headers = {name: value for name, value in request.headers.items() if name.lower() not in _NOT_PASSED}
             async with session.request(request.method, backend + request.path_qs, data=body, headers=headers) as answer:
                 if answer.content_length is not None:
-                    return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
-                response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
+                    return web.Response(
+                        status=answer.status, body=await answer.read(), content_type=answer.content_type
+                    )
+                response = web.StreamResponse(
+                    status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]}
+                )
                 await response.prepare(request)
                 async for piece in answer.content.iter_any():
                     await response.write(piece)

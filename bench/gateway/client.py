@@ -1,4 +1,4 @@
-"""A client that costs little: requests are bytes, answers are looked at only for where they begin and end."""
+"""A cheap HTTP client: requests are bytes; of answers it parses only where they begin and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _END = b"0\r\n\r\n"
 
 @dataclass(slots=True)
 class Answer:
-    """Seconds from sending to the first byte of the body (of a stream: its first event), and to the end; what came."""
+    """An answer, with the seconds from sending to the first byte of its body (or first event) and to its end."""
 
     first_s: float
     total_s: float
@@ -24,7 +24,7 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one request at a time. tokens: events seen, over all requests."""
+    """A connection with one request at a time. tokens: events seen in all answers."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -80,21 +80,22 @@ async def connect(port: int) -> Connection:
 
 
 def post(path: str, body: Any, **headers: str) -> bytes:
-    """A request as bytes."""
+    """A POST request as bytes."""
     text = json.dumps(body).encode()
     named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     return (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{named}Content-Length: {len(text)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{named}Content-Length: "
+        f"{len(text)}\r\n\r\n"
     ).encode() + text
 
 
 async def in_turn(connection: Connection, requests: Sequence[bytes]) -> list[Answer]:
-    """One after another. Raises RuntimeError for an answer that is none."""
+    """Send requests one after another. Raises RuntimeError for a failed answer."""
     return [checked(await connection.send(request)) for request in requests]
 
 
 async def as_fast_as_answered(port: int, at_once: int, seconds: float, request: Callable[[int], bytes]) -> float:
-    """Answers a second to so many connections that wait for nothing else; `request` is given numbers that do not repeat."""
+    """Answers per second of `connections` connections in a closed loop. `request` gets a unique number each time."""
     connections = [await connect(port) for _ in range(at_once)]
     end, done = time.perf_counter() + seconds, 0
 

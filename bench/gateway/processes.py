@@ -1,4 +1,4 @@
-"""The processes of this benchmark: what is measured on one core, everything else on the others."""
+"""The benchmark's processes: the measured one on one core, the others on the remaining cores."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from loadtest.stack import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".cache" / "bench-proxies"
-#: The release whose figures are quoted.
+#: The compared release.
 PINNED = ("litellm[proxy]==1.106.2",)
 _START_S = 90.0
 
 
 class Processes:
-    """Started here, ended with the block. Files go to `scratch`. port: of each that listens, by name."""
+    """Starts processes and ends them with the `with` block. Files go to `scratch`. port: listening ports by name."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._running: dict[str, psutil.Process] = {}
         self.port: dict[str, int] = {}
         cores = sorted(os.sched_getaffinity(0))
-        #: Where what is measured runs, and where the rest does.
+        #: Cores of the measured process, and cores of the others.
         self.core, self.others = cores[:1], cores[1:] or cores
 
     def __enter__(self) -> Processes:
@@ -52,12 +52,13 @@ class Processes:
         os.sched_setaffinity(0, self._before)
 
     def start(self, name: str, command: list[str], port: int, *, measured: bool, **environment: str) -> None:
-        """Start it and wait until it listens. Raises RuntimeError with its last words."""
+        """Start a process and wait until it listens. Raises RuntimeError with the end of its log."""
         log = self._scratch / f"{name}.log"
         with log.open("wb") as file:
             cores = self.core if measured else self.others
             process = psutil.Popen(
-                command, stdout=file, stderr=file, cwd=self._scratch, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+                command, stdout=file, stderr=file, cwd=self._scratch,
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
                 preexec_fn=lambda: os.sched_setaffinity(0, cores),
             )  # fmt: skip
         self._running[name], self.port[name] = process, port
@@ -69,7 +70,7 @@ class Processes:
         raise RuntimeError(f"{name} did not listen on port {port}: {log.read_text(errors='replace')[-800:]}")
 
     def upbeat(self, together: int) -> None:
-        """A scheduler, a gateway, and the backend that is its one node."""
+        """Start a scheduler, a gateway, and the backend as the only node."""
         base = free_ports(10)
         scheduler, gateway, grpc, http = base, base + 1, base + 2, base + 3
         config = self._scratch / "upbeat.yaml"
@@ -84,41 +85,62 @@ class Processes:
         }
         config.write_text(yaml.safe_dump(settings))
         self.start("scheduler", [sys.executable, "-m", "scheduler", "--config", str(config)], scheduler, measured=False)
-        backend = [sys.executable, str(ROOT / "bench" / "gateway" / "backend.py"), "--grpc-port", str(grpc), "--http-port", str(http)]
+        backend = [
+            sys.executable,
+            str(ROOT / "bench" / "gateway" / "backend.py"),
+            "--grpc-port",
+            str(grpc),
+            "--http-port",
+            str(http),
+        ]
         backend += ["--scheduler", f"127.0.0.1:{scheduler}", "--together", str(together)]
         self.start("backend", backend, http, measured=False)
         self.start("gateway", [sys.executable, "-m", "gateway", "--config", str(config)], gateway, measured=True)
 
     def bare(self) -> None:
-        """The bare proxy before the backend."""
+        """Start the bare proxy in front of the backend."""
         port = free_ports(1)
         script = ROOT / "bench" / "gateway" / "bare_proxy.py"
-        self.start("bare", [sys.executable, str(script), str(port), f"http://127.0.0.1:{self.port['backend']}"], port, measured=True)
+        self.start(
+            "bare",
+            [sys.executable, str(script), str(port), f"http://127.0.0.1:{self.port['backend']}"],
+            port,
+            measured=True,
+        )
 
     def litellm(self) -> None:
-        """LiteLLM's proxy before the backend: one worker, no logging, no database."""
+        """Start LiteLLM's proxy in front of the backend: one worker, no logging, no database."""
         python = environment()
         port = free_ports(1)
         config = self._scratch / "litellm.yaml"
         params = {"model": "openai/bench", "api_base": f"http://127.0.0.1:{self.port['backend']}/v1", "api_key": "none"}
         config.write_text(yaml.safe_dump({"model_list": [{"model_name": "bench", "litellm_params": params}]}))
         quiet = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "PYTHONPATH": ""}
-        quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # it is on loopback, and a key would only cost it time
-        command = [str(python.with_name("litellm")), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+        # no key: it listens on loopback, and a check costs time
+        quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
+        command = [
+            str(python.with_name("litellm")),
+            "--config",
+            str(config),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         self.start("litellm", [*command, "--num_workers", "1"], port, measured=True, **quiet)
 
     def cpu_s(self, name: str) -> float:
-        """Processor seconds that it has taken."""
+        """Processor seconds used by process `name`."""
         times = self._running[name].cpu_times()
         return float(times.user + times.system)
 
     def rss_bytes(self, name: str) -> int:
-        """Memory that it holds."""
+        """Resident memory of process `name`."""
         return int(self._running[name].memory_info().rss)
 
 
 def environment() -> Path:
-    """The interpreter of LiteLLM's environment; made when it is not there."""
+    """The interpreter of LiteLLM's environment, which is made if missing."""
     python, done = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "installed"
     if not done.exists() or done.read_text() != " ".join(PINNED):
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], check=True)
@@ -129,7 +151,7 @@ def environment() -> Path:
 
 @contextlib.contextmanager
 def measured(processes: Processes, name: str) -> Iterator[dict[str, float]]:
-    """What `name` takes of its core meanwhile: `cpu_s`, `seconds`."""
+    """Yields a dict that has `cpu_s` of process `name` and `seconds` after the block."""
     found: dict[str, float] = {}
     cpu_s, began = processes.cpu_s(name), time.perf_counter()
     yield found

@@ -1,4 +1,4 @@
-"""What is asked of each subject: how long an answer takes, how many come a second, and of the gateway alone streams, memory and hints."""
+"""The measurements: latency and rate of each subject; streams, memory and hints of the gateway alone."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from client import Connection, as_fast_as_answered, checked, connect, in_turn, p
 from processes import Processes, measured
 
 CHAT, ADVISE = "/v1/chat/completions", "/v1/advisory"
-#: Characters of a prompt.
+#: Prompt sizes in characters.
 SIZES = {"small": 60, "100 KB": 100_000}
-#: Sessions of a round: each is advised once, and asks once.
+#: Sessions per round; each is hinted once and asks once.
 ROUND = 20
-#: Until a hint has reached the scheduler, and its answer the gateway.
+#: Seconds until a hint has reached the scheduler and its answer the gateway.
 _TOLD_S = 0.05
 
 
 @dataclass(frozen=True)
 class Case:
-    """A size of prompt, streamed or not."""
+    """A prompt size, streamed or not."""
 
     size: str
     stream: bool
@@ -31,9 +31,14 @@ class Case:
         return f"{self.size}, {'streamed' if self.stream else 'whole'}"
 
     def body(self, **more: Any) -> dict[str, Any]:
-        """A chat."""
+        """A chat request's body."""
         text = ("The quick brown fox jumps over the lazy dog. " * (SIZES[self.size] // 45 + 1))[: SIZES[self.size]]
-        given = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": STREAMED if self.stream else WHOLE, **more}
+        given = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": STREAMED if self.stream else WHOLE,
+            **more,
+        }
         return given | ({"stream": True} if self.stream else {})
 
 
@@ -42,7 +47,10 @@ CASES = [Case(size, stream) for size in SIZES for stream in (False, True)]
 
 @dataclass
 class Subject:
-    """Something to ask. process: whose core is watched. named: sessions are named; advised: and each turn has its hint."""
+    """A server to measure.
+
+    process: the process whose core is measured. named: requests name their sessions. advised: each turn is hinted.
+    """
 
     name: str
     port: int
@@ -54,31 +62,39 @@ class Subject:
     took_ms: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def request(self, case: Case, number: int) -> bytes:
-        """The request of this number."""
+        """Request `number` as bytes."""
         headers = {"X_Session_Id": self.session(number)} if self.named else {}
         return post(CHAT, case.body(), **headers)
 
     def session(self, number: int) -> str:
-        """The session's id."""
+        """The id of session `number`."""
         return f"{self.name.replace(', ', '-')}-{number}"
 
     async def round(self, case: Case, keep: bool) -> None:
-        """One turn of each of `ROUND` sessions: milliseconds to the end of the answer, or to the first token of a stream."""
+        """One turn of each of `ROUND` sessions: milliseconds to the end of the answer, or to a stream's first token."""
         if self.connection is None:
             self.connection = await connect(self.port)
         numbers = range(self.turns, self.turns + ROUND)
         self.turns += ROUND
-        if self.advised:  # what a scheduler answers to a hint is good for five seconds
-            checked(await self.connection.send(post(ADVISE, {"advisories": [{"session_id": self.session(n)} for n in numbers]})))
+        if self.advised:  # a route hint is valid for five seconds
+            checked(
+                await self.connection.send(
+                    post(ADVISE, {"advisories": [{"session_id": self.session(n)} for n in numbers]})
+                )
+            )
             await asyncio.sleep(_TOLD_S)
         answers = await in_turn(self.connection, [self.request(case, n) for n in numbers])
         if keep:
-            self.took_ms.setdefault(str(case), []).append([1e3 * (a.first_s if case.stream else a.total_s) for a in answers])
+            self.took_ms.setdefault(str(case), []).append(
+                [1e3 * (a.first_s if case.stream else a.total_s) for a in answers]
+            )
 
 
 async def latencies(subjects: list[Subject], rounds: int) -> list[dict[str, Any]]:
-    """Of each case: p50, p95, p99 in ms by subject, and what each adds to asking the backend itself: the median over the rounds, in which
-    all subjects take turns. The first subject is the backend."""
+    """Per case and subject: p50, p95, p99 in ms, and the latency added to the backend's (median over rounds).
+
+    The first subject is the backend. All subjects take turns within a round.
+    """
     found = []
     for case in CASES:
         for i in range(-1, rounds):
@@ -99,8 +115,10 @@ async def latencies(subjects: list[Subject], rounds: int) -> list[dict[str, Any]
     return found
 
 
-async def rates(processes: Processes, subjects: list[Subject], seconds: float, repetitions: int) -> list[dict[str, Any]]:
-    """Of each case, by subject: requests a second to 32 connections, and a second of its own core; medians, subjects in turn."""
+async def rates(
+    processes: Processes, subjects: list[Subject], seconds: float, repetitions: int
+) -> list[dict[str, Any]]:
+    """Per case and subject: requests per second of 32 connections, and per processor second; medians."""
     found = []
     for case in CASES:
         seen: dict[str, list[tuple[float, float]]] = {}
@@ -113,7 +131,11 @@ async def rates(processes: Processes, subjects: list[Subject], seconds: float, r
                 def request(n: int, subject: Subject = subject, plain: bytes = plain, offset: int = offset) -> bytes:
                     if not subject.named:
                         return plain
-                    return plain.replace(b"Host: 127.0.0.1", f"Host: 127.0.0.1\r\nX-Session-Id: {subject.session(offset + n)}".encode(), 1)
+                    return plain.replace(
+                        b"Host: 127.0.0.1",
+                        f"Host: 127.0.0.1\r\nX-Session-Id: {subject.session(offset + n)}".encode(),
+                        1,
+                    )
 
                 with measured(processes, subject.process) as taken:
                     rate = await as_fast_as_answered(subject.port, 32, seconds, request)
@@ -122,7 +144,10 @@ async def rates(processes: Processes, subjects: list[Subject], seconds: float, r
         found.append(
             {"case": str(case)}
             | {
-                name: {"per_s": round(statistics.median(r for r, _ in s)), "per_core_s": round(statistics.median(c for _, c in s))}
+                name: {
+                    "per_s": round(statistics.median(r for r, _ in s)),
+                    "per_core_s": round(statistics.median(c for _, c in s)),
+                }
                 for name, s in seen.items()
             }
         )
@@ -130,11 +155,14 @@ async def rates(processes: Processes, subjects: list[Subject], seconds: float, r
 
 
 async def streams(processes: Processes, port: int, clients: int, steps: int) -> dict[str, Any]:
-    """Tokens a second to so many clients of one gateway: an engine step has one for each, and steps come as fast as they are taken."""
+    """Tokens per second of one gateway to `clients` clients. A step has one token for each; steps come as fast as they
+    are read."""
     connections = [await connect(port) for _ in range(clients)]
     body = Case("small", True).body(max_tokens=steps, top_k=TOGETHER)
     with measured(processes, "gateway") as taken:
-        answers = await asyncio.gather(*(c.send(post(CHAT, body, X_Session_Id=f"flood-{i}")) for i, c in enumerate(connections)))
+        answers = await asyncio.gather(
+            *(c.send(post(CHAT, body, X_Session_Id=f"flood-{i}")) for i, c in enumerate(connections))
+        )
     for connection in connections:
         connection.transport.close()
     tokens = clients * steps
@@ -147,7 +175,7 @@ async def streams(processes: Processes, port: int, clients: int, steps: int) -> 
 
 
 async def memory(processes: Processes, port: int, count: int) -> dict[str, Any]:
-    """Bytes of the gateway's memory for each stream that stands open and waits for its next token."""
+    """Bytes of the gateway's memory per open stream that waits for its next token."""
     body = Case("small", True).body(top_k=HELD)
 
     async def opened(number: int) -> Connection:
@@ -168,7 +196,7 @@ async def memory(processes: Processes, port: int, count: int) -> dict[str, Any]:
 
 
 async def hints(processes: Processes, port: int, seconds: float) -> dict[str, Any]:
-    """Advisories a second, one a request and 16 a request, and a second of the gateway's core."""
+    """Advisories per second, with 1 and 16 per request, and per second of the gateway's processor time."""
     found: dict[str, Any] = {}
     for each in (1, 16):
 
@@ -178,5 +206,8 @@ async def hints(processes: Processes, port: int, seconds: float) -> dict[str, An
 
         with measured(processes, "gateway") as taken:
             rate = each * await as_fast_as_answered(port, 16, seconds, request)
-        found[f"{each} a request"] = {"per_s": round(rate), "per_core_s": round(rate * taken["seconds"] / taken["cpu_s"])}
+        found[f"{each} a request"] = {
+            "per_s": round(rate),
+            "per_core_s": round(rate * taken["seconds"] / taken["cpu_s"]),
+        }
     return found

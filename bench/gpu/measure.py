@@ -1,4 +1,4 @@
-"""The tables of bench/gpu: ceilings, decode, prefill, loads, and the time to the first token by where a session's cache is."""
+"""The tables of bench/gpu: ceilings, decode, prefill, loads, and TTFT by the tier of a session's cache."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ from loadtest.report import provenance, write_json
 from worker.devices.cuda.runner import CudaRunner
 from worker.devices.runner import Slice
 
-#: New tokens of a returning session, after its cached ones.
+#: New tokens of a returning session.
 NEW_TOKENS = 50
 STEP_TOKENS = 2048
-#: Pieces of one run of copies, as the loader makes them: some 2 MiB.
+#: Pieces per run of copies, like the loader's runs of about 2 MiB.
 _RUN_BYTES = 2 << 20
 
 
 def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
-    """Measure, print, and write `out` where one is given."""
+    """Measure, print, and write `out` if given. Returns the exit status."""
     setting = make(rehearse, 0.002 if rehearse else 4.5 if not quick else 1.0)
     contexts = (16, 40) if rehearse else (4096,) if quick else (4096, 16_384, 32_768)
     batches = (1, 2) if rehearse else (1, 8, 32) if quick else (1, 8, 32, 64)
     tokens = (16, 32) if rehearse else (512, 2048) if quick else (512, 2048, 8192)
     rounds = 1 if rehearse else 3 if quick else 7
-    runner = CudaRunner(setting.model, setting.kv, setting.queue, setting.fence, STEP_TOKENS if not rehearse else 64, max(batches))
+    runner = CudaRunner(
+        setting.model, setting.kv, setting.queue, setting.fence, STEP_TOKENS if not rehearse else 64, max(batches)
+    )
     bench = Bench(setting, runner, rounds)
     ceilings = {"copy_gb_s": bench.copy_ceiling(), "matrix_tflop_s": bench.matrix_ceiling()}
     figures: dict[str, Any] = {
         "ceilings": ceilings,
-        "decode": [bench.decode(b, n, ceilings["copy_gb_s"]) for n in (128 if not rehearse else 8, contexts[0]) for b in batches],
+        "decode": [
+            bench.decode(b, n, ceilings["copy_gb_s"])
+            for n in (128 if not rehearse else 8, contexts[0])
+            for b in batches
+        ],
         "prefill": [bench.prefill(n, ceilings["matrix_tflop_s"]) for n in tokens],
         "loads": bench.loads(),
         "first_token": [bench.first_token(n) for n in contexts],
@@ -61,19 +67,23 @@ def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
             "tflop_s": "10^12 operations a second",
             "share": "of the ceiling of this run",
         }
-        write_json(out, provenance() | {"device": device, "model": "8B shape, random bfloat16 weights", "units": units, "figures": figures})
+        write_json(
+            out,
+            provenance()
+            | {"device": device, "model": "8B shape, random bfloat16 weights", "units": units, "figures": figures},
+        )
     return 0
 
 
 class Bench:
-    """Measurements on one setting; each the median of `rounds`."""
+    """Measurements on one setting; each is the median of `rounds`."""
 
     def __init__(self, setting: Setting, runner: CudaRunner, rounds: int) -> None:
         self.s, self.runner, self.rounds = setting, runner, rounds
         self.pages = len(setting.kv.mapped_slabs) * setting.kv.pages_per_slab
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Median, after two that do not count: the first compiles, the second may capture."""
+        """Median seconds of `work`, after two uncounted rounds: the first compiles, the second may capture."""
         taken = []
         for n in range(self.rounds + 2):
             self.finish()
@@ -85,12 +95,12 @@ class Bench:
         return statistics.median(taken)
 
     def finish(self) -> None:
-        """Nothing runs any more."""
+        """Wait until the device is idle."""
         if self.s.driver is not None:
             self.s.driver.settle()
 
     def slices(self, batch: int, count: int, start: int) -> list[Slice]:
-        """`batch` sequences on pages of their own as far as the cache goes."""
+        """`batch` sequences, on separate pages as far as the cache suffices."""
         layers, chunks = self.s.config.layers, -(-(start + count) // self.s.kv.shape.chunk_tokens)
         each = np.arange(layers * chunks, dtype=np.int64).reshape(layers, chunks)
         return [Slice([1] * count, start, (each + n * layers * chunks) % self.pages, True) for n in range(batch)]
@@ -100,21 +110,21 @@ class Bench:
 
     # ---- ceilings ----------------------------------------------------------------------------------------------
     def copy_ceiling(self) -> float:
-        """A large copy within the device, bytes read and written together."""
+        """GB/s of a large copy within the device, counting bytes read and written."""
         a = torch.empty((4 << 30) if self.s.driver else (1 << 20), dtype=torch.uint8, device=self.s.queue.device)
         a.random_(256)
         b = torch.empty_like(a)
         return 2 * a.numel() / self.seconds(lambda: b.copy_(a)) / 1e9
 
     def matrix_ceiling(self) -> float:
-        """A large product of the library, of random values."""
+        """TFLOP/s of the library's product of large random matrices."""
         n = 8192 if self.s.driver else 64
         a, b = (torch.randn(n, n, dtype=self.s.model.dtype, device=self.s.queue.device) for _ in range(2))
         return 2 * n**3 / self.seconds(lambda: a @ b) / 1e12
 
     # ---- compute -----------------------------------------------------------------------------------------------
     def decode(self, batch: int, context: int, copy_gb_s: float) -> dict[str, Any]:
-        """One token of each sequence after `context`; share: of the copy's rate, of weights and KV read once."""
+        """One token of each sequence after `context`. share: rate of reading weights and KV over the copy's rate."""
         slices, s = self.slices(batch, 1, context), self.s
         seconds = self.seconds(lambda: self.step(slices))
         kv = batch * context * s.kv.shape.layers * s.kv.page_bytes / s.kv.shape.chunk_tokens
@@ -122,7 +132,8 @@ class Bench:
         return {"batch": batch, "context": context, "tokens_s": batch / seconds, "step_s": seconds, "share": share}
 
     def prefill(self, count: int, matrix_tflop_s: float) -> dict[str, Any]:
-        """A prompt in steps of STEP_TOKENS; share: of the product's rate, of the operations of layers and attention."""
+        """A prompt in steps of STEP_TOKENS. share: rate of the operations in layers and attention, over the product's
+        rate."""
         seconds, s = self.seconds(lambda: self.prompt(0, count)), self.s
         head = s.config.vocab_size * s.config.hidden_size * s.model.dtype.itemsize
         per_token = 2 * (s.weight_bytes - head) / s.model.dtype.itemsize
@@ -131,7 +142,7 @@ class Bench:
         return {"tokens": count, "tokens_s": count / seconds, "seconds": seconds, "share": share}
 
     def prompt(self, start: int, end: int) -> None:
-        """Tokens from `start` to `end` of one sequence; logits of the last."""
+        """Compute tokens `start` to `end` of one sequence, with logits of the last."""
         whole = self.slices(1, 1, end - 1)[0].pages
         for at in range(start, end, STEP_TOKENS):
             upto = min(at + STEP_TOKENS, end)
@@ -140,7 +151,8 @@ class Bench:
 
     # ---- loads -------------------------------------------------------------------------------------------------
     def loads(self) -> dict[str, Any]:
-        """Pieces from the arena in the loader's runs, against one copy of as many bytes from memory that torch page-locked."""
+        """GB/s of pieces from the arena in the loader's runs, against one copy of the same bytes from page-locked
+        memory."""
         kv, device = self.s.kv, self.s.queue.device
         count = min(self.s.arena.nbytes // kv.page_bytes, self.pages)
         order = np.random.default_rng(0).permutation(count)
@@ -150,18 +162,23 @@ class Bench:
         target = torch.empty_like(bare, device=device, pin_memory=False)
         alone = self.seconds(lambda: target.copy_(bare, non_blocking=True))
         total = count * kv.page_bytes
-        rates = {"load_gb_s": total / pieces / 1e9, "save_gb_s": total / down / 1e9, "bare_copy_gb_s": total / alone / 1e9}
+        rates = {
+            "load_gb_s": total / pieces / 1e9,
+            "save_gb_s": total / down / 1e9,
+            "bare_copy_gb_s": total / alone / 1e9,
+        }
         return {"piece_bytes": kv.page_bytes, "pieces": int(count), **rates, "share": alone / pieces}
 
     def bring(self, pages: np.ndarray, offsets: np.ndarray) -> None:
-        """Load pieces in runs, and wait for them."""
+        """Load pieces in runs and wait for them."""
         run = max(1, _RUN_BYTES // self.s.kv.page_bytes)
         for at in range(0, len(pages), run):
             self.s.copier.load(self.s.arena, offsets[at : at + run], pages[at : at + run])
         self.s.copier.settle()
 
     def first_token(self, context: int) -> dict[str, Any]:
-        """Seconds until the logits of NEW_TOKENS after `context`: the cache in HBM, in DRAM loaded layer by layer, or computed."""
+        """Seconds until the logits of NEW_TOKENS after `context`: cache in HBM, in DRAM loaded layer-wise, or
+        recomputed."""
         new = NEW_TOKENS if self.s.driver else 5
         [slice_] = self.slices(1, new, context)
         held = self.seconds(lambda: self.step([slice_]))
@@ -171,7 +188,8 @@ class Bench:
         return {"context": context, "hbm_s": held, "dram_s": loaded, "recompute_s": computed} | ratios
 
     def step_while_loading(self, slice_: Slice, context: int) -> None:
-        """A thread queues the layers' pieces in order, as the loader does; before each layer the step waits until it is queued."""
+        """Run a step while a thread queues the layers' pieces in order, like the loader; each layer waits for its
+        pieces."""
         kv, layers = self.s.kv, self.s.config.layers
         chunks = context // kv.shape.chunk_tokens
         queued = [threading.Event() for _ in range(layers)]

@@ -1,4 +1,4 @@
-"""The device of a run: memory, streams and a model of random weights that was made on the device."""
+"""The device of a run: memory, streams and a model with random weights made on the device."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RandomCheckpoint:
 
 @dataclass(slots=True)
 class Setting:
-    """Everything a measurement needs. arena: host memory as the store's, page-locked by the copier."""
+    """Everything a measurement needs. arena: host memory like the store's, page-locked by the copier."""
 
     config: ModelConfig
     model: Model
@@ -80,19 +80,19 @@ class Setting:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a decode step reads: all but the embedding."""
+        """Bytes of weights read by a decode step: all but the embedding."""
         c, item = self.config, self.model.dtype.itemsize
         attention = (2 * c.heads + 2 * c.kv_heads) * c.head_dim * c.hidden_size
         return (c.layers * (attention + 3 * c.hidden_size * c.intermediate_size) + c.vocab_size * c.hidden_size) * item
 
 
 def make(rehearse: bool, arena_gib: float) -> Setting:
-    """On CUDA device 0, with half of what is free; in a rehearsal, a tiny model on the CPU."""
+    """Make the setting on CUDA device 0 with half of its free memory; in a rehearsal, a tiny model on the CPU."""
     config = parse_config(TINY if rehearse else EIGHT_B)
     chunk, dtype = (16, torch.float32) if rehearse else (64, torch.bfloat16)
     driver: CudaDriver | None = None
     if rehearse:
-        from tests.gpu.house import HostQueue
+        from tests.gpu.harness import HostQueue
 
         queue: Queue = HostQueue()
         memory: DeviceMemory = host_memory(16 << 20, 64 << 10)
@@ -101,13 +101,17 @@ def make(rehearse: bool, arena_gib: float) -> Setting:
         memory = cuda_memory(driver, driver.free_bytes()[0] // 2 // GRANULE * GRANULE, GRANULE, queue.device)
     weights = Owner(Use.WEIGHTS, "bench")
     checkpoint: Any = RandomCheckpoint(dtype, queue.device)
-    layers = SlotTable([WeightSpan(memory, weights, layer_parts(checkpoint, config, n), dtype) for n in range(config.layers)])
+    layers = SlotTable(
+        [WeightSpan(memory, weights, layer_parts(checkpoint, config, n), dtype) for n in range(config.layers)]
+    )
     top = WeightSpan(memory, weights, top_parts(checkpoint, config), dtype)
     views = top.load()
     for n in range(config.layers):
         layers.load_layer(n)
     checkpoint.tensors.clear()
-    shape = KvShape.of_heads(bytes(32), config.layers, config.kv_heads, config.head_dim, chunk, str(dtype).removeprefix("torch."))
+    shape = KvShape.of_heads(
+        bytes(32), config.layers, config.kv_heads, config.head_dim, chunk, str(dtype).removeprefix("torch.")
+    )
     model = Model(
         config=config,
         shape=shape,
@@ -119,7 +123,9 @@ def make(rehearse: bool, arena_gib: float) -> Setting:
         eos_ids=set(),
         weight_bytes=0,
     )
-    kv = PagedKv.reserve(memory, shape, memory.free * memory.granule_bytes // shape.piece_bytes - 1, Owner(Use.KV, "bench"))
+    kv = PagedKv.reserve(
+        memory, shape, memory.free * memory.granule_bytes // shape.piece_bytes - 1, Owner(Use.KV, "bench")
+    )
     slabs = memory.free // kv.slab_granules
     for slab in range(min(slabs, kv.slab_count)):
         kv.map_slab(slab)
@@ -129,7 +135,11 @@ def make(rehearse: bool, arena_gib: float) -> Setting:
     if driver is None:
         return Setting(config, model, kv, queue, HostCopier(kv), HostFence(), arena, None)
     assert isinstance(queue, CudaQueue)
-    streams = CudaStream(driver, queue.device, queue.stream), CudaStream(driver, queue.device), CudaStream(driver, queue.device)
+    streams = (
+        CudaStream(driver, queue.device, queue.stream),
+        CudaStream(driver, queue.device),
+        CudaStream(driver, queue.device),
+    )
     copier = CudaCopier(kv, driver, *streams)
     copier.adopt(arena)
     return Setting(config, model, kv, queue, copier, copier, arena, driver)

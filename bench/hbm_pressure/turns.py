@@ -1,7 +1,7 @@
-"""The load: sessions that come back at random, each hinted some turns ahead, and as many at a time as there are clients.
+"""The load: sessions that return at random, each hinted some turns ahead, one per client at a time.
 
-Closed: a client asks its next turn as soon as its last one was answered, so turns a second are the throughput. The same seed gives
-the same sessions in the same order under every arm.
+A closed loop: a client asks its next turn when the last one is answered, so turns per second are the throughput. Equal
+seeds give the same order of sessions in every arm.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from loadtest.client import Endpoint, Outcome, advise, ask
 from loadtest.prompts import block_words
 from loadtest.stack import Stack, StackError
 from runtime.clock import RealClock
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 CLOCK = RealClock()
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How many turns run, and are hinted, at a time, and how long they are, in tokens."""
+    """Concurrent turns and hints, and the tokens of a turn."""
 
     clients: int
     ahead: int
@@ -37,7 +37,7 @@ class Timing:
 
 @dataclass
 class Talks:
-    """All sessions: what each said so far. `body` goes into every request."""
+    """All sessions and their histories. `body` is added to every request."""
 
     count: int
     tokens: int
@@ -47,20 +47,24 @@ class Talks:
     _begun: list[list[dict[str, str]]] = field(default_factory=list)
 
     async def begin(self, stack: Stack, answer_tokens: int) -> None:
-        """Every session's first turn, which nobody has seen."""
+        """Run every session's first turn, uncached."""
         endpoint = Endpoint(stack.url, stack.model_name(), body=self.body)
         self.histories = [[] for _ in range(self.count)]
         async with aiohttp.ClientSession() as http:
             for number in range(self.count):
-                await self.speak(http, endpoint, number, block_words(number, self.tokens - answer_tokens), answer_tokens)
+                await self.speak(
+                    http, endpoint, number, block_words(number, self.tokens - answer_tokens), answer_tokens
+                )
         self._begun = [list(history) for history in self.histories]
 
     def rewind(self) -> None:
-        """Forget all turns but the first ones. What follows has other words, so nothing of it is cached."""
+        """Drop all turns but the first. Later turns use other words, so that they are uncached."""
         self.histories = [list(history) for history in self._begun]
 
-    async def speak(self, http: aiohttp.ClientSession, endpoint: Endpoint, number: int, words: list[str], answer_tokens: int) -> Outcome:
-        """One turn, after which the history is longer. Raises StackError unless it was answered."""
+    async def speak(
+        self, http: aiohttp.ClientSession, endpoint: Endpoint, number: int, words: list[str], answer_tokens: int
+    ) -> Outcome:
+        """Run one turn and extend the history. Raises StackError if it fails."""
         history = self.histories[number]
         messages = [*history, {"role": "user", "content": " ".join(words)}]
         outcome = Outcome(name(number), len(history) // 2, 0.0, sent_s=CLOCK.now())
@@ -77,28 +81,33 @@ def name(number: int) -> str:
 
 
 class Order:
-    """Which session comes next: at random, of those that are neither running nor hinted, as people come back."""
+    """Chooses the next session at random from those neither running nor hinted."""
 
     def __init__(self, sessions: int, seed: int) -> None:
         self._random = random.Random(seed)
         self._idle = list(range(sessions))
 
     def draw(self) -> int:
-        """The next one."""
+        """Draw the next session."""
         return self._idle.pop(self._random.randrange(len(self._idle)))
 
     def back(self, number: int) -> None:
-        """Its turn has ended."""
+        """Make a session available again after its turn."""
         self._idle.append(number)
 
 
-async def hold(stack: Stack, talks: Talks, timing: Timing, turns: int, limit_s: float, seed: int) -> tuple[list[Outcome], float]:
-    """So many turns, each hinted `ahead` turns before it is asked, of which none begins after limit_s; and the seconds they took.
+async def hold(
+    stack: Stack, talks: Talks, timing: Timing, turns: int, limit_s: float, seed: int
+) -> tuple[list[Outcome], float]:
+    """Run turns, each hinted `ahead` turns before it is asked; none starts after limit_s. Returns them and their
+    seconds.
 
-    Raises StackError when one fails.
+    Raises StackError if a turn fails.
     """
     if timing.clients + timing.ahead >= talks.count:
-        raise ValueError(f"{talks.count} sessions are too few for {timing.clients} clients and {timing.ahead} hinted turns")
+        raise ValueError(
+            f"{talks.count} sessions are too few for {timing.clients} clients and {timing.ahead} hinted turns"
+        )
     endpoint = Endpoint(stack.url, stack.model_name(), hints=True, body=talks.body)
     order, outcomes, coming = Order(talks.count, seed), list[Outcome](), deque[int]()
     async with aiohttp.ClientSession() as http:
@@ -130,14 +139,14 @@ async def hold(stack: Stack, talks: Talks, timing: Timing, turns: int, limit_s: 
             for _ in range(timing.clients):
                 group.create_task(client())
         span_s = CLOCK.now() - began
-        # Those that were hinted and did not come must not stand above others in what follows.
+        # Sessions hinted but not asked must not rank above others later.
         for number in coming:
             await withdraw(http, endpoint, name(number))
     return outcomes, span_s
 
 
 async def withdraw(http: aiohttp.ClientSession, endpoint: Endpoint, session_id: str) -> None:
-    """The session is not coming after all."""
+    """Withdraw the session's hint."""
     async with http.post(f"{endpoint.base_url}/v1/invalidate", json={"session_id": session_id}) as response:
         await response.read()
 

@@ -1,7 +1,7 @@
-"""The load: people who chat, each turn announced while it is typed, and another tenant that announces turns which never come.
+"""The load: users who chat, with a hint while they type, and another tenant whose hints never come true.
 
-Chatters are closed: a client asks its next turn when the last one was answered. The flood is open: so many hints a second, in lists, half
-of them for sessions of the flooder's own that have a cache, half for sessions that nobody knows.
+Chatters are a closed loop: a client asks its next turn when the last one is answered. The flood is open: hints at a
+fixed rate, in lists, half for cached sessions of the flooder, half for unknown sessions.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ from runtime.clock import RealClock
 CLOCK = RealClock()
 MODEL = "flooded"
 KEYS = {"chat": "key-of-the-chatters", "flood": "key-of-the-flooder"}
-#: How long somebody types before a turn, and how long the flood's hints live, in seconds.
+#: Seconds of typing before a turn; seconds until the flood's hints expire.
 TYPING_S, TTL_S = 0.5, 2.0
-#: Hints in one list of the flood, lists that are answered at a time, and the flooder's own sessions.
+#: Hints per list of the flood, concurrent lists, and sessions of the flooder.
 BATCH, LISTS, OWN = 20, 8, 8
-#: Turns after which a conversation begins anew.
+#: Turns after which a conversation restarts.
 TURNS = 12
-#: Added to the scheduler's port: its metrics.
+#: Offset of the metrics port from the scheduler's port.
 _METRICS_PORT = 10
 
 
 def settings(dram_gib: float) -> dict[str, Any]:
-    """Of the stack: two tenants, and a DRAM that caches compete for."""
+    """The stack's settings: two tenants, and little DRAM."""
     keys = [{"key": key, "tenant": tenant} for tenant, key in KEYS.items()]
     return {"model_name": MODEL, "gateway": {"api_keys": keys}, "kv": {"dram_gib": dram_gib}}
 
 
 @dataclass
 class Window:
-    """What was seen for a while. statuses: of the flood's hints, by HTTP status. done: what the scheduler did about all hints."""
+    """Results of a window.
+
+    statuses: the flood's hints by HTTP status. done: all hints by what the scheduler did.
+    """
 
     turns: list[Outcome] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)
@@ -49,13 +52,13 @@ class Window:
 
     @property
     def hints_per_s(self) -> float:
-        """The chatters' own."""
+        """The chatters' hints per second."""
         return len(self.turns) / self.seconds
 
 
 @dataclass
 class World:
-    """A stack, the chatters' conversations, and the flooder's."""
+    """A stack with the conversations of chatters and flooder."""
 
     stack: Stack
     sessions: int
@@ -65,16 +68,20 @@ class World:
     _begun: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
     def endpoint(self, tenant: str) -> Endpoint:
-        """The gateway as this tenant calls it."""
-        return Endpoint(self.stack.url, MODEL, api_key=KEYS[tenant], hints=True, body={"ignore_eos": True}, timeout_s=120.0)
+        """The gateway's endpoint with this tenant's key."""
+        return Endpoint(
+            self.stack.url, MODEL, api_key=KEYS[tenant], hints=True, body={"ignore_eos": True}, timeout_s=120.0
+        )
 
     async def begin(self) -> None:
-        """Everybody's first turn."""
+        """Run the first turn of every conversation."""
         for tenant, count in (("chat", self.sessions), ("flood", OWN)):
             endpoint = self.endpoint(tenant)
             async with aiohttp.ClientSession(headers=endpoint.headers) as http:
                 for number in range(count):
-                    await self._say(http, endpoint, f"{tenant}-{number}", block_words(hash_of(tenant, number), self.tokens))
+                    await self._say(
+                        http, endpoint, f"{tenant}-{number}", block_words(hash_of(tenant, number), self.tokens)
+                    )
         self._begun = {name: list(history) for name, history in self._histories.items()}
 
     async def _say(self, http: aiohttp.ClientSession, endpoint: Endpoint, name: str, words: list[str]) -> Outcome:
@@ -88,7 +95,7 @@ class World:
 
     # ---- the load ----------------------------------------------------------------------------------------------
     async def hold(self, seconds: float, clients: int, flood_per_s: float, seed: int) -> Window:
-        """Chat for so long, with or without a flood beside it. Failed turns are in the window, with their errors."""
+        """Chat for `seconds`, with a flood if flood_per_s. The window includes failed turns with their errors."""
         window, before, begun_s = Window(), self.hints(), CLOCK.now()
         end_s = begun_s + seconds
         idle, drawn = list(range(self.sessions)), random.Random(seed)
@@ -105,7 +112,9 @@ class World:
                     if await advise(http, endpoint, name, TYPING_S) != 202:
                         raise StackError("a chatter's hint was refused")
                     await CLOCK.sleep(TYPING_S)
-                    window.turns.append(await self._say(http, endpoint, name, block_words(drawn.randrange(1 << 30), 24)))
+                    window.turns.append(
+                        await self._say(http, endpoint, name, block_words(drawn.randrange(1 << 30), 24))
+                    )
                     idle.append(who)
 
             async with asyncio.TaskGroup() as group:
@@ -142,14 +151,18 @@ class World:
                 group.create_task(send(own + [f"ghost-{drawn.randrange(1 << 40)}" for _ in range(BATCH - len(own))]))
 
     def hints(self) -> dict[str, float]:
-        """What the scheduler has done about hints so far."""
+        """The scheduler's hint counts since its start, by what it did."""
         url = f"http://127.0.0.1:{self.stack.port + 1 + _METRICS_PORT}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         prefix = 'upbeat_scheduler_hints_total{done="'
-        return {line.removeprefix(prefix).partition('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix)}
+        return {
+            line.removeprefix(prefix).partition('"')[0]: float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith(prefix)
+        }
 
 
 def hash_of(tenant: str, number: int) -> int:
-    """A block of words that nobody else begins with."""
+    """The number of a block of words that starts only this conversation."""
     return random.Random(f"{tenant}-{number}").randrange(1 << 30)

@@ -1,4 +1,4 @@
-"""The owner's side of the bare comparison: an arena, registered with a bare NIXL UCX agent, until its standard input ends."""
+"""The owner's side of the bare comparison: an arena registered with a bare NIXL UCX agent, until stdin ends."""
 
 from __future__ import annotations
 

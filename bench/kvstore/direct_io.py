@@ -1,4 +1,4 @@
-"""Where does O_DIRECT pay? Cold reads and durable writes of bare NIXL POSIX with and without it, by size of one transfer."""
+"""Where O_DIRECT pays: cold reads and durable writes of bare NIXL POSIX with and without it, by transfer size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEPTH = 16
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """96 MiB a repetition. `ours` is with O_DIRECT, the other through the page cache."""
+    """Each repetition moves 96 MiB (48 if quick). `ours` uses O_DIRECT, the other the page cache."""
     if not direct_works(scratch):
         return []
     total, repetitions = (48 << 20, 3) if quick else (96 << 20, 9)
@@ -30,7 +30,8 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
             for operation in ("WRITE", "READ"):
                 found.append(
                     compare(
-                        f"O_DIRECT against the page cache: {'cold reads' if operation == 'READ' else 'durable writes'} of {size >> 10} KiB",
+                        "O_DIRECT against the page cache: "
+                        f"{'cold reads' if operation == 'READ' else 'durable writes'} of {size >> 10} KiB",
                         partial(_move, agent, memory, path, operation, size, total, True),
                         partial(_move, agent, memory, path, operation, size, total, False),
                         total / GB,
@@ -63,9 +64,9 @@ def _move(agent: object, memory: Arena, path: Path, operation: str, size: int, t
             raise OSError("bare NIXL failed")
         running.append(handle)
         while len(running) >= _DEPTH:
-            running = _going(agent, running)
+            running = _pending(agent, running)
     while running:
-        running = _going(agent, running)
+        running = _pending(agent, running)
     if operation == "WRITE":
         os.fdatasync(fd)
     seconds = time.perf_counter() - begun
@@ -74,14 +75,14 @@ def _move(agent: object, memory: Arena, path: Path, operation: str, size: int, t
     return seconds
 
 
-def _going(agent: object, running: list) -> list:
-    going = []
+def _pending(agent: object, running: list) -> list:
+    pending = []
     for handle in running:
         state = agent.check_xfer_state(handle)
         if state == "ERR":
             raise OSError("bare NIXL failed")
         if state == "PROC":
-            going.append(handle)
+            pending.append(handle)
         else:
             handle.release()
-    return going
+    return pending

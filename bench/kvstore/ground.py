@@ -1,4 +1,4 @@
-"""What the measurements stand on: the shape of a model, an arena filled with bytes nobody can compress, chunks in it, bare NIXL."""
+"""What the measurements share: model shapes, an arena of random bytes, chunks in it, bare NIXL agents."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SHAPE = KvShape.of_heads(b"131m".ljust(32, b"."), 12, 4, 64, 64, "bfloat16")
 #: An 8 B parameter model of the Llama family: 32 layers, pieces of 256 KiB, chunks of 8 MiB.
 SHAPE_8B = KvShape.of_heads(b"8b".ljust(32, b"."), 32, 8, 128, 64, "bfloat16")
 GB = 1e9
-# Before any agent is made, ours or a bare one: without it the store would do without NIXL.
+# Must precede any agent; without it the store does not use NIXL.
 nixl.set_environment("lo")
-#: NIXL's agents and the arenas that they know live as long as the process: the one must not go before the other.
+#: Keeps agents and their arenas alive until the process ends: an arena must not be freed before its agent.
 _KEPT: list[Any] = []
 
 
@@ -42,7 +42,7 @@ def arena(size_bytes: int, name: str = "arena") -> Iterator[Arena]:
 
 
 def chunks(of: Arena, shape: KvShape, count: int, tag: int = 0) -> list[WriteSsd]:
-    """The first `count` chunks that fit the arena side by side, with keys of their own."""
+    """`count` chunks with distinct keys, side by side from the arena's start."""
     size, made = shape.piece_bytes, []
     for i in range(count):
         offsets = tuple(i * shape.chunk_bytes + layer * size for layer in range(shape.layers))
@@ -52,16 +52,19 @@ def chunks(of: Arena, shape: KvShape, count: int, tag: int = 0) -> list[WriteSsd
 
 
 def bands(writes: Sequence[WriteSsd], layers: int, base: int = 0) -> list[tuple[FetchPiece, ...]]:
-    """Reads of so many neighbouring layers each: layers 0 to n of all chunks first, as the store orders them."""
+    """Reads of `layers` neighbouring layers each, in the store's order: the lowest layers of all chunks first."""
     return [
-        tuple(FetchPiece(w.key, layer, base + w.offsets[layer], 0, w.checksums[layer]) for layer in range(first, first + layers))
+        tuple(
+            FetchPiece(w.key, layer, base + w.offsets[layer], 0, w.checksums[layer])
+            for layer in range(first, first + layers)
+        )
         for first in range(0, writes[0].shape.layers, layers)
         for w in writes
     ]
 
 
 def bare_agent(name: str, backend: str, memory: Arena) -> Any:
-    """A NIXL agent with one backend and the arena registered: nothing of ours around it."""
+    """A NIXL agent with one backend and the arena registered."""
     api = nixl.load()
     agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[backend]))
     agent.register_memory([(memory.address, memory.size_bytes, 0, "")], "DRAM", backends=[backend])
@@ -70,7 +73,7 @@ def bare_agent(name: str, backend: str, memory: Arena) -> Any:
 
 
 def forget_page_cache(paths: Sequence[Path]) -> None:
-    """Have the system drop its copies of the files."""
+    """Drop the files from the page cache."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:

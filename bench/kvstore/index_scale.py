@@ -1,4 +1,4 @@
-"""The core with a million chunks: how much processor time each operation takes, and how many bytes a chunk costs."""
+"""The core with a million chunks: processor time of each operation and bytes per chunk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SESSION_CHUNKS = 64
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """A process of its own does it: what it allocates is then all its own."""
+    """Measures in a child process, so that its memory holds nothing else."""
     count, sessions = (200_000, 64) if quick else (1_000_000, 256)
     command = [sys.executable, __file__, str(count), str(sessions)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -50,7 +50,7 @@ def _measure(count: int, sessions: int) -> list[Figure]:
     store.handle(ev.Recovered(copies))
     insert_s = time.process_time() - begun
     record_bytes = (process.memory_info().rss - before) / count
-    # The copies' own checksums live on in the records.
+    # The records keep the copies' checksums.
     sums_bytes = 12 * 32 + 152
     del copies
     gc.collect()
@@ -77,7 +77,9 @@ def _measure(count: int, sessions: int) -> list[Figure]:
         begun = time.process_time()
         store.handle(ev.ManifestsListed([manifest], 0.0))
         times.append(time.process_time() - begun)
-    found.append(Figure(f"a manifest of {SESSION_CHUNKS} chunks", round(statistics.median(times) * 1e6, 1), "us", note=at))
+    found.append(
+        Figure(f"a manifest of {SESSION_CHUNKS} chunks", round(statistics.median(times) * 1e6, 1), "us", note=at)
+    )
 
     store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
     begins, pieces = [], []
@@ -87,19 +89,31 @@ def _measure(count: int, sessions: int) -> list[Figure]:
         pieces.append(all_of_it)
     piece_count = SESSION_CHUNKS * SHAPE.layers
     note = f"{at}; the arena is filled from the SSD with {sessions * SESSION_CHUNKS:,} chunks"
-    found.append(Figure(f"begin a load of {SESSION_CHUNKS} chunks", round(statistics.median(begins) * 1e3, 2), "ms", note=note))
-    found.append(Figure("a load, from begin to end, a piece", round(statistics.median(pieces) / piece_count * 1e6, 1), "us", note=note))
+    found.append(
+        Figure(f"begin a load of {SESSION_CHUNKS} chunks", round(statistics.median(begins) * 1e3, 2), "ms", note=note)
+    )
+    found.append(
+        Figure(
+            "a load, from begin to end, a piece",
+            round(statistics.median(pieces) / piece_count * 1e6, 1),
+            "us",
+            note=note,
+        )
+    )
     full = []
     for n in range(sessions, sessions + sessions // 2):
         full.append(_load(store, groups[n], n)[1])
-    note = f"{at}; the arena is full with {sessions * SESSION_CHUNKS * SHAPE.layers:,} pieces, each of which must be displaced"
+    note = (
+        f"{at}; the arena is full with {sessions * SESSION_CHUNKS * SHAPE.layers:,} pieces, each of which must "
+        "be displaced"
+    )
     value = (statistics.median(full) - statistics.median(pieces)) / piece_count
     found.append(Figure("choosing and freeing a victim, a piece", round(value * 1e6, 1), "us", note=note))
     return found
 
 
 def _load(store: Store, keys: list[bytes], number: int) -> tuple[float, float]:
-    """Seconds until a load has begun, and until it has ended with everything taken."""
+    """Seconds until a load has begun, and until all its pieces are taken."""
     ident = ("w", str(number))
     now = float(number)
     waiting: list[do.Instruction] = []

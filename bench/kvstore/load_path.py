@@ -1,4 +1,4 @@
-"""What verifying costs a request: from asking for a session's chunks until every piece is in the worker's HBM, with and without it."""
+"""What verification costs a request: loads with and without it, from the request until every piece is in HBM."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STORE = [sys.executable, str(Path(__file__).with_name("switched_store.py"))]
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """Loads from one store's SSD, with and without verification in turns."""
-    repetitions = 8 if quick else 120  # single loads differ by half, and a few percent are sought
+    """Loads from one store's SSD, alternating with and without verification."""
+    repetitions = 8 if quick else 120  # single loads vary by half, and the effect is a few percent
     found: list[Pair | Figure] = []
     for name, shape, count in (("131 M model", SHAPE, 64), ("8 B model", SHAPE_8B, 8)):
         found.append(uvloop.run(_measure(scratch / f"load-{shape.layers}", name, shape, count, repetitions)))
@@ -31,7 +31,7 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
 async def _measure(scratch: Path, name: str, shape: KvShape, count: int, repetitions: int) -> Pair:
     amount = count * shape.chunk_bytes
     sets = [[np.random.default_rng([9, n, i]).bytes(32) for i in range(count)] for n in range(4)]
-    gib = 2.5 * amount / (1 << 30)  # fewer than there are: each set has left the arena before it is asked for again
+    gib = 2.5 * amount / (1 << 30)  # less than all sets need: each is evicted before it is loaded again
     switch = Switch(scratch / "switch")
     with Stores(scratch / "store", 1, {0: {FILE: str(scratch / "switch")}}, command=STORE, dram_gib=gib) as stores:
         async with Worker(stores.address(0), shape, amount) as worker:
@@ -40,7 +40,7 @@ async def _measure(scratch: Path, name: str, shape: KvShape, count: int, repetit
             loop = asyncio.get_running_loop()
 
             async def loaded(trusts: bool) -> float:
-                """Of every set, one after the other."""
+                """Seconds to load every set, one after the other."""
                 switch.trusts = trusts
                 return sum([await worker.load(keys) for keys in sets])
 
@@ -58,7 +58,8 @@ async def _measure(scratch: Path, name: str, shape: KvShape, count: int, repetit
                     "GB/s",
                     repetitions,
                     0.95,
-                    f"{len(sets)} loads of {amount >> 20} MiB, from asking until the last piece is copied out of the arena",
+                    f"{len(sets)} loads of {amount >> 20} MiB, from asking until the last piece is copied out of "
+                    "the arena",
                 )
 
             return await asyncio.to_thread(both)

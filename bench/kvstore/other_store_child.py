@@ -1,4 +1,4 @@
-"""Runs in the other stores' environment: puts and gets chunks with one of them, and answers each command with the seconds it took.
+"""Runs in the other stores' environment: puts and gets chunks with one store and answers commands with seconds.
 
 other_store_child.py lmcache FOLDER COUNT CHUNK_BYTES DIRECT
 other_store_child.py mooncake PORT COUNT CHUNK_BYTES
@@ -43,7 +43,7 @@ def buffers(count: int, size: int) -> tuple[mmap.mmap, list[memoryview]]:
 
 
 def lmcache(folder: str, count: int, size: int, direct: bool) -> None:
-    import torch  # noqa: F401 - its libraries are what the extension links to
+    import torch  # noqa: F401 - the extension links to its libraries
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     found = next(f for p in sys.path for f in glob.glob(f"{p}/lmcache/lmcache_fs*.so"))
@@ -97,7 +97,14 @@ def lmcache(folder: str, count: int, size: int, direct: bool) -> None:
             raise RuntimeError("other bytes came back")
         return seconds
 
-    serve({"put": lambda: put(False), "put-sync": lambda: put(True), "get": lambda: get(False), "get-cold": lambda: get(True)})
+    serve(
+        {
+            "put": lambda: put(False),
+            "put-sync": lambda: put(True),
+            "get": lambda: get(False),
+            "get-cold": lambda: get(True),
+        }
+    )
 
 
 def mooncake(port: int, count: int, size: int) -> None:
@@ -115,7 +122,7 @@ def mooncake(port: int, count: int, size: int) -> None:
     quiet = subprocess.DEVNULL
     master = subprocess.Popen([str(binary), *flags], stdin=quiet, stdout=quiet, stderr=quiet)
     time.sleep(2)
-    # The owner of the memory is a process of its own.
+    # The memory's owner is a separate process.
     read, write = os.pipe()
     owner = os.fork()
     where = (f"http://127.0.0.1:{port + 1}/metadata",)

@@ -1,6 +1,6 @@
-"""LMCache's native file-system backend and Mooncake Store beside ours: the same bytes in the same sizes, in one run, in turns.
+"""LMCache's native file-system backend and Mooncake Store against ours: the same bytes and sizes, in turns.
 
-They live in a virtual environment of their own under `.cache/bench-peers`, which is made on first use; torch is taken from the project's.
+Both run in the virtual environment `.cache/bench-peers`, made on first use, with the project's torch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _SYSTEM = "apt-get install libibverbs1 librdmacm1 libnl-3-200 libnl-route-3-200"
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """96 MiB a repetition in chunks of 768 KiB."""
+    """Chunks of 768 KiB; a repetition moves 96 MiB (LMCache) or 48 MiB (Mooncake)."""
     python = environment()
     repetitions = 3 if quick else 10
     return [*beside_lmcache(scratch, python, repetitions), *beside_mooncake(scratch, python, repetitions)]
 
 
 def environment() -> Path:
-    """The interpreter of the other stores' environment; made when it is not there."""
+    """The interpreter of the other stores' environment, which is made if missing."""
     python = ENVIRONMENT / "bin" / "python"
     done = ENVIRONMENT / "installed"
     if not done.exists() or done.read_text() != " ".join(PINNED):
@@ -53,7 +53,7 @@ def environment() -> Path:
 
 
 class Child:
-    """One of `other_store_child.py`: answers each command with seconds."""
+    """A process of `other_store_child.py`, which answers each command with seconds."""
 
     def __init__(self, python: Path, *arguments: object) -> None:
         site = next((ENVIRONMENT / "lib").glob("python*/site-packages"))
@@ -105,7 +105,8 @@ class Child:
 
 
 def beside_lmcache(scratch: Path, python: Path, repetitions: int) -> list[Pair | Figure]:
-    """Its C++ connector, driven without its Python around it; it never syncs, so each put is measured with and without a sync of ours."""
+    """LMCache's C++ connector without its Python layer. It never syncs, so puts are measured with and without an added
+    sync."""
     count = 128
     amount = count * SHAPE.chunk_bytes
     found: list[Pair | Figure] = []
@@ -113,7 +114,11 @@ def beside_lmcache(scratch: Path, python: Path, repetitions: int) -> list[Pair |
     with arena(2 * amount) as memory:
         writes = chunks(memory, SHAPE, count)
         tier = SsdTier(
-            scratch / "ssd", memory, make_file_io("auto", memory, "ours-reads"), make_file_io("auto", memory, "ours-writes"), "auto"
+            scratch / "ssd",
+            memory,
+            make_file_io("auto", memory, "ours-reads"),
+            make_file_io("auto", memory, "ours-writes"),
+            "auto",
         )
         reads = bands(writes, SHAPE.layers, base=amount)
         put = partial(write_by_store, tier, memory, writes, scratch)
@@ -129,7 +134,11 @@ def beside_lmcache(scratch: Path, python: Path, repetitions: int) -> list[Pair |
                     ("get", "get, the page cache as it is, ours verified", partial(read_by_store, tier, SHAPE, reads)),
                 ):
                     question = f"LMCache's disk backend: {name}"
-                    found.append(compare(question, mine, partial(child.seconds, command), amount / GB, "GB/s", repetitions, note=note))
+                    found.append(
+                        compare(
+                            question, mine, partial(child.seconds, command), amount / GB, "GB/s", repetitions, note=note
+                        )
+                    )
             finally:
                 child.close()
         tier.close()
@@ -151,7 +160,10 @@ async def _beside_mooncake(scratch: Path, python: Path, repetitions: int) -> lis
     child = await asyncio.to_thread(Child, python, "mooncake", port, count, SHAPE.chunk_bytes)
     try:
         with Stores(scratch / "beside-mooncake", 2, reads_only, dram_gib=6.5 * gib) as stores:
-            async with Worker(stores.address(0), SHAPE, amount) as owner, Worker(stores.address(1), SHAPE, amount) as reader:
+            async with (
+                Worker(stores.address(0), SHAPE, amount) as owner,
+                Worker(stores.address(1), SHAPE, amount) as reader,
+            ):
                 for n, keys in enumerate(sets):
                     await owner.save(SessionKey("bench", f"m-{n}"), keys, n)
                 loop = asyncio.get_running_loop()
@@ -174,7 +186,13 @@ async def _beside_mooncake(scratch: Path, python: Path, repetitions: int) -> lis
                     note = f"{amount >> 20} MiB in chunks of {SHAPE.chunk_bytes >> 10} KiB, two processes"
                     return [
                         compare(
-                            f"Mooncake Store: {name}", mine, partial(child.seconds, command), amount / GB, "GB/s", repetitions, note=note
+                            f"Mooncake Store: {name}",
+                            mine,
+                            partial(child.seconds, command),
+                            amount / GB,
+                            "GB/s",
+                            repetitions,
+                            note=note,
                         )
                         for name, mine, command in (
                             ("get over TCP, ours from the other node's DRAM, verified, into HBM", get, "get"),

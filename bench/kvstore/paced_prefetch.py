@@ -1,4 +1,4 @@
-"""Does a prefetch of 64 sessions hold up a running decode? A whole stack: the worker alone on one core, everything else on the other."""
+"""Does a prefetch of 64 sessions delay decoding? A whole stack: the worker alone on one core, all else on another."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from loadtest.client import Endpoint
 from loadtest.policies import fixed_answers
 from loadtest.random_model import SHAPES, make_random_model
 from loadtest.stack import Stack
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 SESSIONS, CHUNKS = 64, 4
-#: kv.prefetch_mb_s; 0: as fast as it can.
+#: kv.prefetch_mb_s; 0: unpaced.
 RATES = (50, 100, 200, 400, 0)
-#: What the prefetch may add to the inter-token latency.
+#: Percent that the prefetch may add to inter-token latency.
 _MOST = 10.0
-#: A stretch without prefetch; how often it is looked whether all has come; for how long at most.
+#: Seconds: of decoding without prefetch, between checks for the prefetch's end, until it counts as failed.
 _CALM_S, _LOOK_S, _WAIT_S = 2.0, 0.1, 60.0
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """For each rate a stack of its own; stretches of decoding with and without prefetch take turns in one answer."""
+    """A stack per rate. Decoding with and without prefetch alternates within one answer."""
     if len(os.sched_getaffinity(0)) < 2:
         raise RuntimeError("this needs two cores")
     config, dtype = SHAPES["131m"]
@@ -63,7 +63,8 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
 
 @dataclass
 class _Turn:
-    """A stretch of decoding without prefetch and one with it: seconds between tokens, the worker's processor time a token, and MB/s."""
+    """Decoding without prefetch (calm) and with it (busy): seconds between tokens, the worker's processor seconds per
+    token, and the prefetch's MB/s."""
 
     calm_s: float
     busy_s: float
@@ -73,11 +74,18 @@ class _Turn:
 
 
 def _at_rate(folder: Path, model: Path, rate: int, repetitions: int) -> tuple[Figure, float]:
-    """The figure, and the MB/s at which the prefetch came."""
+    """(the figure, the prefetch's MB/s)."""
     amount = SESSIONS * CHUNKS * SHAPE.chunk_bytes
     uvloop.run(_fill(folder, repetitions + 1))
     settings = {"kv": {"prefetch_mb_s": rate}, "worker": {"threads": 1}}
-    stack = Stack(model=model, nodes=1, hbm_gib=0.5, dram_gib=round(1.6 * amount / (1 << 30), 3), directory=folder, settings=settings)
+    stack = Stack(
+        model=model,
+        nodes=1,
+        hbm_gib=0.5,
+        dram_gib=round(1.6 * amount / (1 << 30), 3),
+        directory=folder,
+        settings=settings,
+    )
     with stack:
         first, second = sorted(os.sched_getaffinity(0))[:2]
         others, workers = {first}, []
@@ -100,7 +108,8 @@ def _at_rate(folder: Path, model: Path, rate: int, repetitions: int) -> tuple[Fi
         round(100 * (statistics.median(t.busy_s / t.calm_s for t in turns) - 1), 1),
         "% more",
         at_most=_MOST if rate == RATES[0] else None,
-        note=f"{1e3 * statistics.median(t.calm_s for t in turns):.1f} ms without; {amount >> 20} MiB came at {mb_s:.0f} MB/s; "
+        note=f"{1e3 * statistics.median(t.calm_s for t in turns):.1f} ms without; {amount >> 20} MiB came at "
+        f"{mb_s:.0f} MB/s; "
         f"the worker's processor time a token: {100 * (cpu - 1):+.0f} %",
         details={
             "calm_ms": [round(1e3 * t.calm_s, 2) for t in turns],
@@ -114,8 +123,8 @@ def _at_rate(folder: Path, model: Path, rate: int, repetitions: int) -> tuple[Fi
 
 
 async def _fill(folder: Path, sets: int) -> None:
-    """A set of sessions for each turn, as what was read once may still be in the arena: of a model that nobody serves, on node 0's
-    SSD and in the blob tier's list of sessions."""
+    """Put sessions on node 0's SSD and in the blob tier's manifests: a set per turn, because earlier sets may still be
+    in the arena. Their model is not served."""
     with Stores(folder, 1, dram_gib=1.0) as stores:
         async with Worker(stores.address(0), SHAPE, 0) as worker:
             for number in range(sets * SESSIONS):
@@ -133,7 +142,7 @@ def _pin(pid: int, cores: set[int]) -> None:
 
 
 async def _decode(stack: Stack, model: Path, repetitions: int, workers: list[psutil.Process]) -> list[_Turn]:
-    """Turns of a stretch without and one with prefetch, the first of which pays for first times and is left out."""
+    """Alternate decoding without and with prefetch; the first turn warms up and is left out."""
     amount = SESSIONS * CHUNKS * SHAPE.chunk_bytes
     endpoint = Endpoint(stack.url, stack.model_name(), body=fixed_answers(model))
     places = load_config(stack.config_file, {"nodes": {"count": 1}}).node(0)
@@ -143,7 +152,7 @@ async def _decode(stack: Stack, model: Path, repetitions: int, workers: list[psu
     turns: list[_Turn] = []
 
     def stretch(begun: float, cpu_before: float) -> tuple[float, float]:
-        """Mean seconds between the tokens since `begun`, and the worker's processor time for each."""
+        """(mean seconds between tokens since `begun`, the worker's processor seconds per token)."""
         ended = time.perf_counter()
         within = [t for t in arrivals if begun <= t <= ended]
         if len(within) < 2:
@@ -183,12 +192,12 @@ async def _decode(stack: Stack, model: Path, repetitions: int, workers: list[psu
 
 
 def _cpu_s(processes: list[psutil.Process]) -> float:
-    """Processor time that they have used."""
+    """Processor seconds the processes have used."""
     return sum(t.user + t.system for t in (p.cpu_times() for p in processes))
 
 
 async def _tokens(http: aiohttp.ClientSession, endpoint: Endpoint, arrivals: list[float]) -> None:
-    """One answer after the other, so that something is always decoding."""
+    """Ask for one answer after another, so that one is always decoding; append token times to `arrivals`."""
     while True:
         body: dict[str, Any] = endpoint.body | {
             "model": endpoint.model,
@@ -211,7 +220,7 @@ async def _post(http: aiohttp.ClientSession, stack: Stack, path: str, body: dict
 
 
 async def _read_bytes(http: aiohttp.ClientSession, metrics: str) -> int:
-    """What the node's store has read from its slower tiers since it started."""
+    """Bytes the node's store has read from slower tiers since its start."""
     async with http.get(metrics) as reply:
         text = await reply.text()
     return sum(int(float(value)) for value in re.findall(r"^upbeat_kvstore_read_bytes_total\{.+\} (.+)$", text, re.M))

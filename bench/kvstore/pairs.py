@@ -1,5 +1,8 @@
-"""Two ways of doing the same, measured in turns: each repetition does both, the other one first every second time, and the median of the
-repetitions' ratios counts. So noise that lasts longer than a repetition cancels out."""
+"""Compares two ways of doing the same, measured in turns, and keeps the figures.
+
+Each repetition does both, in alternating order; the median of the repetitions' ratios counts. So noise that lasts
+longer than a repetition cancels out.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Pair:
-    """What a comparison came to. `ratio`: ours over the other, of rates, medians; `at_least`: what it should be."""
+    """A comparison of rates. `ratio`: median of ours over the other. `at_least`: the wanted ratio."""
 
     question: str
     ours: float
@@ -33,7 +36,7 @@ class Pair:
 
 @dataclass
 class Figure:
-    """One figure, with the limit it should keep where there is one."""
+    """One figure and its limit, if any."""
 
     question: str
     value: float
@@ -63,7 +66,7 @@ def compare(
     at_least: float | None = None,
     note: str = "",
 ) -> Pair:
-    """`ours` and `other` return the seconds that `amount` took them. One repetition of each goes before, uncounted."""
+    """Time `ours` and `other`, which return the seconds for `amount`; a first repetition is not counted."""
     ours()
     other()
     times: list[tuple[float, float]] = []

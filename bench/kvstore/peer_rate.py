@@ -1,5 +1,7 @@
-"""A peer's DRAM to this node's arena, beside a bare UCX READ between two processes: the reads under a lease alone, as the SSD's reads are
-measured, and all of it between two stores, from a worker's question to its last piece."""
+"""A peer's DRAM to this node's arena, against a bare UCX READ between two processes.
+
+Measures the leased reads alone, and a whole load between two stores, from a worker's request to its last piece.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,13 @@ from kvstore.tiers.transport_nixl import NixlTransport
 from runtime.clock import RealClock
 from runtime.service import Tasks
 
-#: As the store reads under a lease (kvstore/core/leases.py).
+#: Size of the store's leased reads (kvstore/core/leases.py).
 READ_BYTES = 8 << 20
 DEPTH = RUNNING_LIMIT[SourceKind.PEER]
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """Two shapes; every repetition reads chunks that the reader does not have, into slots that others had before."""
+    """Two shapes. Every repetition reads chunks that the reader lacks, into slots that other chunks used before."""
     repetitions = 5 if quick else 40
     found: list[Pair | Figure] = []
     for name, shape, count in (("8 B model", SHAPE_8B, 32), ("131 M model", SHAPE, 256)):
@@ -50,10 +52,10 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
 
 async def _measure(scratch: Path, name: str, shape: KvShape, count: int, repetitions: int) -> list[Pair | Figure]:
     amount = count * shape.chunk_bytes
-    # As many sets as the owner's arena holds, in turns; the reader's holds fewer, so that each has left before it comes again.
+    # The owner's arena holds all sets, the reader's fewer, so that each set is evicted before it is read again.
     sets = [[np.random.default_rng([7, n, i]).bytes(32) for i in range(count)] for n in range(5)]
     gib = amount / (1 << 30)
-    # The reader keeps hardly anything of what it read on its SSD: that is not what is measured.
+    # The reader hardly writes back: that is not measured here.
     reads_only = {1: {"UPBEAT__KV__WRITE_BACK_LIMIT_BYTES": str(1 << 20), "UPBEAT__KV__DRAM_GIB": str(2.5 * gib)}}
     with Stores(scratch, 2, reads_only, dram_gib=6.5 * gib) as stores:
         async with Worker(stores.address(0), shape, 0) as owner, Worker(stores.address(1), shape, 0) as reader:
@@ -63,7 +65,9 @@ async def _measure(scratch: Path, name: str, shape: KvShape, count: int, repetit
             unread = itertools.cycle(sets)
 
             def ours() -> float:
-                return asyncio.run_coroutine_threadsafe(reader.load(next(unread), ["node-0"], copy=False), loop).result()
+                return asyncio.run_coroutine_threadsafe(
+                    reader.load(next(unread), ["node-0"], copy=False), loop
+                ).result()
 
             def warm() -> None:
                 for _ in range(4):
@@ -80,25 +84,27 @@ async def _measure(scratch: Path, name: str, shape: KvShape, count: int, repetit
                     "GB/s",
                     repetitions,
                     0.85,
-                    f"{amount >> 20} MiB in pieces of {shape.piece_bytes >> 10} KiB, {DEPTH} reads of {READ_BYTES >> 20} MiB at a time",
+                    f"{amount >> 20} MiB in pieces of {shape.piece_bytes >> 10} KiB, {DEPTH} reads of "
+                    f"{READ_BYTES >> 20} MiB at a time",
                 )
                 await reads.close()
                 await asyncio.to_thread(warm)
                 asking = await asyncio.to_thread(
                     compare,
-                    f"a session in a peer's DRAM, from a worker's question to its last piece, against the bare READ: {name}",
+                    "a session in a peer's DRAM, from a worker's question to its last piece, against the bare "
+                    f"READ: {name}",
                     ours,
                     bare.read,
                     amount / GB,
                     "GB/s",
                     repetitions,
-                    note="ours includes asking, leasing, making room and telling the worker; a small session, so all of that counts",
+                    note="includes asking, leasing, making room and notifying the worker; small, so all of that counts",
                 )
     return [reading, asking]
 
 
 class LeasedReads:
-    """This process as a reader of a store's arena, with the store's own code: a lease, `Peers.read`, verification."""
+    """Reads a store's arena from this process with the store's code: a lease, `Peers.read`, verification."""
 
     def __init__(self, own: Arena, shape: KvShape, count: int) -> None:
         self._own, self._shape, self._count = own, shape, count
@@ -108,7 +114,7 @@ class LeasedReads:
 
     @classmethod
     async def open(cls, own: Arena, shape: KvShape, address: str, keys: Sequence[bytes]) -> LeasedReads:
-        """Every piece of `keys` leased, lowest layers first, and a place for each in `own`."""
+        """Lease every piece of `keys`, lowest layers first; each has a place in `own`."""
         made = cls(own, shape, len(keys))
         made._transport = NixlTransport(own, LeasedRanges(), f"bench-{os.getpid()}-{own.address}")
         await made._transport.start()
@@ -130,23 +136,30 @@ class LeasedReads:
     async def read(self) -> float:
         """Seconds until every piece is in the arena and verified."""
         size = self._shape.piece_bytes
-        pieces = [FetchPiece(b"", layer, i * size, offset, checksum) for i, (_, layer, offset, checksum) in enumerate(self._ready)]
+        pieces = [
+            FetchPiece(b"", layer, i * size, offset, checksum)
+            for i, (_, layer, offset, checksum) in enumerate(self._ready)
+        ]
         per_read = READ_BYTES // size
         gate = asyncio.Semaphore(DEPTH)
 
         async def one(number: int, part: tuple[FetchPiece, ...]) -> dict[int, Fault]:
             async with gate:
-                return await self._peers.read(Fetch(number, SourceKind.PEER, self._shape, part, "lease", "node-0", 60.0))
+                return await self._peers.read(
+                    Fetch(number, SourceKind.PEER, self._shape, part, "lease", "node-0", 60.0)
+                )
 
         begun = time.perf_counter()
-        faults = await asyncio.gather(*(one(i, tuple(pieces[i : i + per_read])) for i in range(0, len(pieces), per_read)))
+        faults = await asyncio.gather(
+            *(one(i, tuple(pieces[i : i + per_read])) for i in range(0, len(pieces), per_read))
+        )
         seconds = time.perf_counter() - begun
         if any(faults):
             raise RuntimeError(f"reads under a lease failed: {faults}")
         return seconds
 
     async def close(self) -> None:
-        """Give the lease back."""
+        """Release the lease and end."""
         self._peers.release(ReleasePeer("lease", "node-0"))
         await asyncio.sleep(0.2)
         await self._peers.stop()
@@ -154,7 +167,7 @@ class LeasedReads:
 
 
 class BarePeer:
-    """Reads another process's arena of the same size with a bare agent."""
+    """Reads an equally large arena of another process with a bare agent."""
 
     def __init__(self, memory: Arena, shape: KvShape) -> None:
         self._memory = memory

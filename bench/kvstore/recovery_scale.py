@@ -1,4 +1,4 @@
-"""A start with 100,000 chunk files on the SSD: headers read and checked, and entered in the index."""
+"""A start with 100,000 chunk files on the SSD: reads and checks headers and fills the index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DROP = Path("/proc/sys/vm/drop_caches")
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """Cold where the machine lets its caches be dropped, then warm."""
+    """Cold where the page cache may be dropped, then warm."""
     count = 20_000 if quick else 100_000
     root = scratch / "recovery"
     found: list[Pair | Figure] = []
@@ -45,7 +45,10 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
             store.handle(ev.Recovered(recovery.copies))
             seconds = time.perf_counter() - begun
             assert len(recovery.copies) == count and not recovery.deleted
-            note = f"{object_bytes(SMALL) >> 10} KiB each; {count / seconds:,.0f} files/s, of it {seconds - read_s:.2f} s for the index"
+            note = (
+                f"{object_bytes(SMALL) >> 10} KiB each; {count / seconds:,.0f} files/s, of it "
+                f"{seconds - read_s:.2f} s for the index"
+            )
             found.append(Figure(f"recovery of {count:,} chunk files, {name}", round(seconds, 2), "s", note=note))
         tier.close()
     shutil.rmtree(root)
@@ -53,7 +56,7 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
 
 
 def _fill(tier: SsdTier, count: int) -> None:
-    """Write the files as they would lie there, without a group commit each."""
+    """Write the files in the store's format, without group commits."""
     random = np.random.default_rng(3)
     folder = tier.path(bytes(32), SMALL.fingerprint).parent
     folder.mkdir(parents=True)

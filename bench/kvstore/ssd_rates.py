@@ -1,4 +1,4 @@
-"""SSD to arena and back, through the store's own path and through bare NIXL POSIX with the same sizes, depth and fsyncs."""
+"""SSD to arena and back, through the store's path and through bare NIXL POSIX with the same sizes, depth and fsyncs."""
 
 from __future__ import annotations
 
@@ -33,18 +33,22 @@ from kvstore.writeback import WriteBack
 from runtime.clock import RealClock
 from runtime.service import Tasks
 
-#: As the store syncs (kvstore/tiers/ssd.py).
+#: The store's number of sync threads (kvstore/tiers/ssd.py).
 SYNC_THREADS = 4
 DEPTH = NixlFileIo.depth
-ASKED = RUNNING_LIMIT[SourceKind.SSD]
+READS_AT_A_TIME = RUNNING_LIMIT[SourceKind.SSD]
 _GROUP_BYTES = 64 << 20
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """Reads and writes of two shapes, in turns with the bare ones."""
+    """Reads and writes of two shapes, in turns with bare NIXL."""
     repetitions = 5 if quick else 15
     sizes = (("131 M model", SHAPE, 64 if quick else 128), ("8 B model", SHAPE_8B, 8 if quick else 24))
-    return [found for name, shape, count in sizes for found in _measure(scratch / name[:3].strip(), name, shape, count, repetitions)]
+    return [
+        found
+        for name, shape, count in sizes
+        for found in _measure(scratch / name[:3].strip(), name, shape, count, repetitions)
+    ]
 
 
 def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions: int) -> list[Pair | Figure]:
@@ -57,7 +61,9 @@ def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions:
         assert set(tier.write(writes)) == {Wrote.OK}
         paths = [tier.path(w.key, shape.fingerprint) for w in writes]
         reads = bands(
-            writes, len(cut(shape, list(range(shape.layers)), SourceKind.SSD, LoadKind.DEMAND)[0]), base=count * shape.chunk_bytes
+            writes,
+            len(cut(shape, list(range(shape.layers)), SourceKind.SSD, LoadKind.DEMAND)[0]),
+            base=count * shape.chunk_bytes,
         )
         bare = BareFiles(bare_agent(f"bare-{model}", "POSIX", memory), memory, f"bare-{model}", shape)
 
@@ -112,7 +118,8 @@ def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions:
 
 
 def read_by_store(tier: SsdTier, shape: KvShape, reads: Sequence[tuple[FetchPiece, ...]]) -> float:
-    """The store's path: its reading threads, as many under way as the core allows, answers through the loop, every piece verified."""
+    """Seconds by the store's path: its reader threads, the core's depth, completions through the event loop, every
+    piece verified."""
 
     async def run() -> float:
         ended = asyncio.get_running_loop().create_future()
@@ -134,7 +141,7 @@ def read_by_store(tier: SsdTier, shape: KvShape, reads: Sequence[tuple[FetchPiec
                 ended.set_result(None)
 
         begun = time.perf_counter()
-        for _ in range(ASKED):
+        for _ in range(READS_AT_A_TIME):
             start()
         await ended
         return time.perf_counter() - begun
@@ -143,7 +150,7 @@ def read_by_store(tier: SsdTier, shape: KvShape, reads: Sequence[tuple[FetchPiec
 
 
 def write_by_store(tier: SsdTier, memory: Arena, writes: Sequence[WriteSsd], scratch: Path) -> float:
-    """The store's path: WriteBack's queue, its group commits, an answer a chunk."""
+    """Seconds by the store's path: WriteBack's queue, group commits, one answer per chunk."""
 
     async def run() -> float:
         tasks = Tasks()
@@ -175,7 +182,7 @@ def write_by_store(tier: SsdTier, memory: Arena, writes: Sequence[WriteSsd], scr
 
 
 def one_by_one(tier: SsdTier, writes: Sequence[WriteSsd]) -> float:
-    """What a group commit spares: each chunk made durable before the next."""
+    """Seconds without group commits: each chunk is durable before the next."""
     for write in writes:
         tier.delete(write.key, write.shape.fingerprint)
     begun = time.perf_counter()
@@ -185,7 +192,7 @@ def one_by_one(tier: SsdTier, writes: Sequence[WriteSsd]) -> float:
 
 
 class BareFiles:
-    """A bare agent: no store, no checksums, no event loop; files that are read are open and registered beforehand."""
+    """A bare agent: no store, checksums or event loop. Files to read are opened and registered beforehand."""
 
     def __init__(self, agent: Any, memory: Arena, name: str, shape: KvShape) -> None:
         self.agent = agent
@@ -200,7 +207,9 @@ class BareFiles:
 
     def _begin(self, operation: str, local: list[Any], remote: list[Any]) -> Any:
         agent = self.agent
-        handle = agent.initialize_xfer(operation, agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "FILE"), self.name)
+        handle = agent.initialize_xfer(
+            operation, agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "FILE"), self.name
+        )
         if agent.transfer(handle) == "ERR":
             raise OSError("bare NIXL failed")
         return handle
@@ -213,8 +222,8 @@ class BareFiles:
             handle.release()
         return state == "DONE"
 
-    def _under_way(self, begin: Iterator[Any]) -> None:
-        """As many under way as the store has."""
+    def _run_all(self, begin: Iterator[Any]) -> None:
+        """Run the transfers with at most DEPTH at a time, like the store."""
         running: list[Any] = []
         for handle in begin:
             running.append(handle)
@@ -232,7 +241,7 @@ class BareFiles:
         )
         size, base = self.shape.piece_bytes, self.memory.address
         begun = time.perf_counter()
-        self._under_way(
+        self._run_all(
             self._begin(
                 "READ",
                 [(base + p.offset, size, 0) for p in pieces],
@@ -270,12 +279,17 @@ class BareFiles:
                 fd = os.open(folder / (write.key.hex() + ".part"), flags, 0o600)
                 files.append(fd)
                 os.ftruncate(fd, object_bytes(self.shape))
-                registered.append(self.agent.register_memory([(0, object_bytes(self.shape), fd, "")], "FILE", backends=["POSIX"]))
+                registered.append(
+                    self.agent.register_memory([(0, object_bytes(self.shape), fd, "")], "FILE", backends=["POSIX"])
+                )
                 local = [(self.header_address, 4096, 0), *((base + offset, size, 0) for offset in write.offsets)]
-                remote = [(0, 4096, fd), *((piece_offset(self.shape, layer), size, fd) for layer in range(self.shape.layers))]
+                remote = [
+                    (0, 4096, fd),
+                    *((piece_offset(self.shape, layer), size, fd) for layer in range(self.shape.layers)),
+                ]
                 yield self._begin("WRITE", local, remote)
 
-        self._under_way(begin())
+        self._run_all(begin())
         list(pool.map(os.fdatasync, files))
         for write in writes:
             (folder / (write.key.hex() + ".part")).rename(folder / write.key.hex())

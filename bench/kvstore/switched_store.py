@@ -1,7 +1,7 @@
-"""The store with a switch that turns off the verification of what the SSD gave, to see what that costs. For measuring only: turned off, it
-serves whatever it read.
+"""A store with a switch that turns off verification of SSD reads. For measuring only.
 
-One process is measured both ways: two of them differ by more than verification costs, in where their files lie for one.
+One process is measured both ways, because two processes differ by more than verification costs, for instance in where
+their files lie.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kvstore.core.events import Fault
 from kvstore.tiers import ssd_reads
 from kvstore.tiers.arena import Arena
 
-#: Names the switch's file to the store.
+#: Environment variable with the path of the switch's file.
 FILE = "UPBEAT_BENCH_SWITCH"
 
 
 class Switch:
-    """One byte that two processes share: 1, and the store trusts the SSD."""
+    """One byte shared by two processes. 1: the store skips verification."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Real store processes, and a worker without a model: it speaks Attach as the real one does, fills the arena and copies out of it."""
+"""Real store processes, and a worker without a model that speaks Attach, fills the arena and copies out of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from loadtest.stack import free_ports
 from runtime import rpc
-from runtime.config import Config, dump_config, load_config
+from runtime.config import Config
+from runtime.config_file import dump_config, load_config
 from storelink.arena_sharing import SharedArena, arenas_of, remove_dead
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +31,9 @@ _LIMIT_S = 60.0
 
 
 class Stores:
-    """Processes of `python -m kvstore`, one a node. A context manager; their data lie under `folder`.
+    """Processes of `python -m kvstore`, one per node, with data under `folder`. A context manager.
 
-    environments: of single nodes, by number. command: what starts one.
+    environments: extra variables by node number. command: what starts a store.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Stores:
         return self
 
     def _wait(self, node: int) -> None:
-        """Until it listens; then its ports are nobody else's."""
+        """Wait until the store listens. Raises RuntimeError if it does not."""
         host, port = self.address(node).rsplit(":", 1)
         deadline = time.monotonic() + _LIMIT_S
         while time.monotonic() < deadline and self._processes[node].poll() is None:
@@ -98,7 +99,7 @@ class Stores:
 
 
 class Worker:
-    """One attachment. `hbm`: where pieces are copied to."""
+    """One attachment to a store. Loads copy pieces into `hbm`."""
 
     def __init__(self, address: str, shape: KvShape, hbm_bytes: int) -> None:
         self.shape = shape
@@ -115,7 +116,9 @@ class Worker:
         self._reading = asyncio.ensure_future(self._read())
         self._send(hello=pb.AttachHello(worker_id="bench", shapes=[shape_to_wire(self.shape)]))
         welcome = await asyncio.wait_for(self._welcome, _LIMIT_S)
-        self._shared = SharedArena(Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, "auto")
+        self._shared = SharedArena(
+            Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, "auto"
+        )
         self.arena = np.frombuffer(self._shared.mapped, dtype=np.uint8, count=welcome.arena_bytes)
         return self
 
@@ -149,10 +152,14 @@ class Worker:
         return self._ids, queue
 
     async def save(self, session: SessionKey, keys: Sequence[bytes], seed: int) -> None:
-        """Write chunks of random bytes into the arena, tell the store, and wait until they are written back."""
+        """Save chunks of random bytes through the arena and wait until they are written back."""
         shape = self.shape
         number, queue = self._open()
-        self._send(save=pb.SaveRequest(save_id=number, session=session_to_wire(session), fingerprint=shape.fingerprint, keys=keys))
+        self._send(
+            save=pb.SaveRequest(
+                save_id=number, session=session_to_wire(session), fingerprint=shape.fingerprint, keys=keys
+            )
+        )
         grant = await asyncio.wait_for(queue.get(), _LIMIT_S)
         if len(grant.indices) != len(keys):
             raise RuntimeError(f"room for {len(grant.indices)} of {len(keys)} chunks was granted")
@@ -160,16 +167,22 @@ class Worker:
         for i, offset in enumerate(grant.offsets):
             self.arena[offset : offset + shape.piece_bytes] = random ^ np.uint8(i & 255)
         self._send(saved=pb.SaveDone(save_id=number, ok=list(grant.indices)))
-        manifest = Manifest(session, "bench", shape.fingerprint, list(keys), len(keys) * shape.chunk_tokens, time.time())
+        manifest = Manifest(
+            session, "bench", shape.fingerprint, list(keys), len(keys) * shape.chunk_tokens, time.time()
+        )
         self._send(turn=pb.Turn(manifest=manifest_to_wire(manifest)))
         await self.flush()
 
     async def put(self, session: SessionKey, keys: Sequence[bytes]) -> float:
-        """Seconds from asking for room until every piece of these chunks is copied from HBM into the arena and the store knows."""
+        """Seconds from the save request until every piece is in the arena and the store is notified."""
         shape, size = self.shape, self.shape.piece_bytes
         number, queue = self._open()
         begun = time.perf_counter()
-        self._send(save=pb.SaveRequest(save_id=number, session=session_to_wire(session), fingerprint=shape.fingerprint, keys=keys))
+        self._send(
+            save=pb.SaveRequest(
+                save_id=number, session=session_to_wire(session), fingerprint=shape.fingerprint, keys=keys
+            )
+        )
         grant = await asyncio.wait_for(queue.get(), _LIMIT_S)
         for i, offset in enumerate(grant.offsets):
             self.arena[offset : offset + size] = self.hbm[i * size : (i + 1) * size]
@@ -186,13 +199,18 @@ class Worker:
             raise RuntimeError("write-back did not end")
 
     async def load(self, keys: Sequence[bytes], sources: Sequence[str] = (), *, copy: bool = True) -> float:
-        """Seconds from the request until every piece is in HBM (or, without `copy`, in the arena). Raises when not all came."""
+        """Seconds from the request until every piece is in HBM (without `copy`: in the arena). Raises RuntimeError if
+        some are missing."""
         number, queue = self._open()
         size, layers = self.shape.piece_bytes, self.shape.layers
         begun = time.perf_counter()
         chunks = [pb.ChunkWant(key=key) for key in keys]
         request = pb.LoadRequest(
-            load_id=number, load_class=pb.DEMAND, fingerprint=self.shape.fingerprint, chunks=chunks, source_nodes=list(sources)
+            load_id=number,
+            load_class=pb.DEMAND,
+            fingerprint=self.shape.fingerprint,
+            chunks=chunks,
+            source_nodes=list(sources),
         )
         self._send(load=request)
         while True:

@@ -1,9 +1,8 @@
-"""Climbs the ladder: the same sessions with the cache off, cold, warm, and warm after a restart of everything.
+"""Runs the ladder: the same sessions with the cache off, cold, warm, and warm after a restart.
 
-Each arm asks every session the same questions, several sessions at a time, over HTTP, each turn on the other node than the one
-before; every second session sends a hint ahead of its turns. The nodes' HBM and DRAM hold a fraction of what the sessions cache,
-so that in the later arms it comes from every tier; before the last arm node-0 loses its SSD and node-1 half of its files, so that
-the blob store is needed too.
+Each arm asks every session the same questions over HTTP, several sessions at a time, each turn on the other node than
+before; every second session sends hints. HBM and DRAM hold a fraction of the cache, so the later arms read from every
+tier. Before the last arm node-0 loses its SSD and node-1 half of its files, so blob is needed too.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from bench.needle_ladder.sessions import Needles, make_sessions
 from loadtest.client import Endpoint, Outcome, advise, ask
 from loadtest.stack import Stack
 from runtime.clock import RealClock
-from runtime.config import load_config
+from runtime.config_file import load_config
 
 ARMS = ("off", "cold", "warm", "restarted")
 TIERS = ("dram", "ssd", "peer", "blob")
 NODES = 2
 ANSWER_TOKENS = 24
-#: Weights of the demo model take 12 MiB of HBM; what is left holds a dozen sessions, DRAM three dozen, on each node.
+#: Per node: beside 12 MiB of weights HBM holds a dozen sessions, DRAM three dozen.
 HBM_GIB, DRAM_GIB = 0.022, 0.03
-#: Of so small a model workers would rather compute than load; here it is loads that are tried.
+#: Makes workers load, although recomputing so small a model is faster.
 LOADING = {"kv": {"load_plan": False}}
 _ROWS = (
     ("sessions", "sessions"),
@@ -47,26 +46,30 @@ CLOCK = RealClock()
 
 @dataclass
 class Arm:
-    """One arm's outcomes, by session and turn, and the bytes that its requests found in the cache, by tier."""
+    """An arm's outcomes by session and turn, and the cached bytes its requests found by tier."""
 
     name: str
     outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
     found_bytes: Counter[str] = field(default_factory=Counter)
 
     def texts(self) -> dict[tuple[str, int], str]:
-        """The answers."""
+        """The answers' texts."""
         return {turn: outcome.text for turn, outcome in self.outcomes.items()}
 
 
 def climb(
     model: Path, directory: Path, *, count: int, seed: int, concurrency: int, say: Callable[[str], None] = print
 ) -> tuple[list[Needles], list[Arm]]:
-    """Run all arms. Raises StackError when a stack does not come up, RuntimeError when a request fails."""
+    """Run all arms. Raises StackError if a stack does not start, RuntimeError if a request fails."""
     sessions = make_sessions(count, seed)
     arms = []
-    with Stack(model=model, nodes=NODES, cache=False, directory=directory / "off", hbm_gib=HBM_GIB, dram_gib=DRAM_GIB) as stack:
+    with Stack(
+        model=model, nodes=NODES, cache=False, directory=directory / "off", hbm_gib=HBM_GIB, dram_gib=DRAM_GIB
+    ) as stack:
         arms.append(_run("off", stack, sessions, concurrency, swap=False, say=say))
-    on = Stack(model=model, nodes=NODES, directory=directory / "on", hbm_gib=HBM_GIB, dram_gib=DRAM_GIB, settings=LOADING)
+    on = Stack(
+        model=model, nodes=NODES, directory=directory / "on", hbm_gib=HBM_GIB, dram_gib=DRAM_GIB, settings=LOADING
+    )
     with on as stack:
         arms.append(_run("cold", stack, sessions, concurrency, swap=False, say=say))
         arms.append(_run("warm", stack, sessions, concurrency, swap=True, say=say))
@@ -79,7 +82,7 @@ def climb(
 
 
 def lose_files(stack: Stack) -> int:
-    """Delete all of node-0's SSD and every other file of node-1's. Returns how many went."""
+    """Delete node-0's SSD files and every other one of node-1. Returns their number."""
     chunks = [sorted(p for p in (stack.data / f"node-{n}" / "ssd").rglob("*") if p.is_file()) for n in range(NODES)]
     doomed = [*chunks[0], *chunks[1][::2]]
     for path in doomed:
@@ -87,7 +90,9 @@ def lose_files(stack: Stack) -> int:
     return len(doomed)
 
 
-def _run(name: str, stack: Stack, sessions: list[Needles], concurrency: int, *, swap: bool, say: Callable[[str], None]) -> Arm:
+def _run(
+    name: str, stack: Stack, sessions: list[Needles], concurrency: int, *, swap: bool, say: Callable[[str], None]
+) -> Arm:
     began, before = CLOCK.now(), found_bytes(stack)
     try:
         arm = Arm(name, asyncio.run(_ask_all(stack, sessions, concurrency, swap)))
@@ -98,7 +103,9 @@ def _run(name: str, stack: Stack, sessions: list[Needles], concurrency: int, *, 
     return arm
 
 
-async def _ask_all(stack: Stack, sessions: list[Needles], concurrency: int, swap: bool) -> dict[tuple[str, int], Outcome]:
+async def _ask_all(
+    stack: Stack, sessions: list[Needles], concurrency: int, swap: bool
+) -> dict[tuple[str, int], Outcome]:
     endpoint = Endpoint(stack.url, stack.model_name(), timeout_s=120)
     outcomes: dict[tuple[str, int], Outcome] = {}
     room = asyncio.Semaphore(concurrency)
@@ -112,9 +119,14 @@ async def _ask_all(stack: Stack, sessions: list[Needles], concurrency: int, swap
                 node = f"node-{(number + turn + swap) % NODES}"
                 if number % 2:
                     await advise(http, endpoint, session.session_id, None, pin_node=node)
-                await ask(http, endpoint, messages, ANSWER_TOKENS, session.session_id, outcome, CLOCK.now, pin_node=node)
+                await ask(
+                    http, endpoint, messages, ANSWER_TOKENS, session.session_id, outcome, CLOCK.now, pin_node=node
+                )
                 if outcome.error is not None or outcome.node != node:
-                    raise RuntimeError(f"{session.session_id}, turn {turn}, on {node}: {outcome.error or f'answered by {outcome.node}'}")
+                    raise RuntimeError(
+                        f"{session.session_id}, turn {turn}, on {node}: "
+                        f"{outcome.error or f'answered by {outcome.node}'}"
+                    )
                 messages.append({"role": "assistant", "content": outcome.text})
                 outcomes[session.session_id, turn] = outcome
 
@@ -125,7 +137,7 @@ async def _ask_all(stack: Stack, sessions: list[Needles], concurrency: int, swap
 
 
 def found_bytes(stack: Stack) -> Counter[str]:
-    """Bytes that requests have found below HBM since the stores started, by tier, over all nodes; empty with the cache off."""
+    """Bytes that requests found below HBM since the stores' start, by tier, of all nodes; empty with cache off."""
     found: Counter[str] = Counter()
     config = load_config(stack.config_file, {"nodes": {"count": NODES}})
     for number in range(NODES):
@@ -142,7 +154,7 @@ def found_bytes(stack: Stack) -> Counter[str]:
 
 
 def leaks(sessions: list[Needles], arm: Arm) -> list[str]:
-    """Answers in which another session's code occurs, each with what it shows."""
+    """Answers that contain another session's code, each with a description."""
     owner = {code: s.session_id for s in sessions for code in s.own}
     return [
         f"{arm.name}, {session}, turn {turn}: {outcome.text!r} has the code of {owner[code]}"
@@ -153,7 +165,7 @@ def leaks(sessions: list[Needles], arm: Arm) -> list[str]:
 
 
 def figures(sessions: list[Needles], arms: list[Arm]) -> dict[str, dict[str, Any]]:
-    """What was counted in each arm; `identical` compares with the first."""
+    """Counts of each arm; `identical` compares with the first."""
     exact = {(s.session_id, turn): answer for s in sessions for turn, answer in enumerate(s.answers)}
     baseline = arms[0].texts()
     counted = {}
@@ -173,21 +185,25 @@ def figures(sessions: list[Needles], arms: list[Arm]) -> dict[str, dict[str, Any
 
 
 def verdicts(counted: dict[str, dict[str, Any]]) -> dict[str, bool]:
-    """What the ladder must show, and whether it does."""
+    """The ladder's requirements, and whether each is met."""
     on = [counted[name] for name in ARMS[1:]]
     sources = {tier for arm in on for tier, size in arm["found_bytes"].items() if size}
     return {
-        "every arm gives the answers of the arm without a cache": all(arm["identical"] == counted["off"]["answers"] for arm in on),
+        "every arm gives the answers of the arm without a cache": all(
+            arm["identical"] == counted["off"]["answers"] for arm in on
+        ),
         "no fact of one session is in another's answer": all(arm["leaked"] == 0 for arm in counted.values()),
         "nine of ten facts are recalled to the last digit": counted["off"]["exact"] >= 0.9 * counted["off"]["answers"],
         "without a cache nothing is cached": counted["off"]["cached_share"] == 0,
-        "when warm, most of every prompt is": all(counted[name]["cached_share"] >= 0.7 for name in ("warm", "restarted")),
+        "when warm, most of every prompt is": all(
+            counted[name]["cached_share"] >= 0.7 for name in ("warm", "restarted")
+        ),
         "it came from DRAM, SSD, the other node and blob": sources >= set(TIERS),
     }
 
 
 def table(counted: dict[str, dict[str, Any]]) -> Table:
-    """A column an arm, a row a figure."""
+    """A column per arm, a row per figure."""
     shown = Table(title="The needle ladder", title_justify="left")
     shown.add_column("")
     for name in counted:
@@ -202,7 +218,7 @@ def table(counted: dict[str, dict[str, Any]]) -> Table:
 
 
 def differences(arms: list[Arm]) -> list[str]:
-    """The answers that are not those of the first arm, for a human."""
+    """Descriptions of the answers that differ from the first arm's."""
     baseline = arms[0].texts()
     lines = []
     for arm in arms[1:]:

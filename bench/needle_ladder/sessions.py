@@ -1,7 +1,7 @@
-"""What the sessions of the ladder say: the same words in every session of a family, but for two codes that are its own.
+"""The ladder's sessions: every session of a family has the same words except for its two codes.
 
-A family of ten shares every word before, between and after its codes, so that a piece which was taken for a sibling's shows as a
-sibling's code. All families share their opening, two chunks long. The codes lie in chunks that later turns find in the cache.
+A family of ten shares every word around the codes, so that a sibling's piece taken by mistake shows as a sibling's
+code. All families share an opening of two chunks. The codes lie in chunks that later turns find in the cache.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from teller import Fact
 FAMILY = 10
 LOCKS = LOCKED[:12]
 CODE_DIGITS = 5
-#: Two codes differ in at least this many places: an answer with one digit wrong names nobody else's.
+#: Two codes differ in at least this many places, so that one wrong digit never gives another session's code.
 APART = 2
 
 
 @dataclass(frozen=True)
 class Needles:
-    """One session: what was said before it was asked anything, what it is asked turn by turn, and the exact answers.
-
-    `own`: its two codes, which no other session has.
-    """
+    """A session: the talk before its questions, the questions by turn, and the exact answers. own: its two unique
+    codes."""
 
     session_id: str
     history: list[dict[str, str]]
@@ -39,16 +37,16 @@ class Needles:
 
 
 def make_sessions(count: int, seed: int) -> list[Needles]:
-    """`count` sessions. The same for the same seed."""
+    """`count` sessions, determined by the seed."""
     rng = random.Random(seed)
     codes = distinct_codes(rng, 2 * count)
     return [_session(n, seed, (codes[2 * n], codes[2 * n + 1])) for n in range(count)]
 
 
 def distinct_codes(rng: random.Random, count: int) -> list[str]:
-    """Codes of which any two differ in at least APART places. Raises ValueError when there is no room for so many."""
+    """Codes of which any two differ in at least APART places. Raises ValueError if there are not enough."""
     chosen: list[str] = []
-    taken: set[str] = set()  # each code with any one digit left out, by place
+    taken: set[str] = set()  # each code without one digit, by place
     for _ in range(100 * count):
         code = "".join(rng.choice("0123456789") for _ in range(CODE_DIGITS))
         holes = {f"{code[:i]}_{code[i + 1 :]}" for i in range(CODE_DIGITS)}
@@ -65,7 +63,11 @@ def _session(number: int, seed: int, own: tuple[str, str]) -> Needles:
     rng = random.Random(f"{seed} {family}")
     lock, item = LOCKS[family % len(LOCKS)], ITEMS[family % len(ITEMS)]
     subjects = rng.sample(SUBJECTS, 4)
-    first = Fact(f"The code of the {lock} is {own[0]}.", f"What is the code of the {lock}?", f"The code of the {lock} is {own[0]}.")
+    first = Fact(
+        f"The code of the {lock} is {own[0]}.",
+        f"What is the code of the {lock}?",
+        f"The code of the {lock} is {own[0]}.",
+    )
     second = Fact(
         f"My order number for the {item} is {own[1]}.",
         f"What is my order number for the {item}?",

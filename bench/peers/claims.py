@@ -1,4 +1,4 @@
-"""What the comparison is for, as claims with what was wanted and what was found. Pure: from a comparison's document."""
+"""The claims of the comparison, each with what was wanted and found. Pure: reads a comparison's document."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Never worse than the best peer by more than this; recompute so many times slower where it saturates; so many times its users.
+#: Allowed ratio to the best peer; required latency ratio where recompute saturates; required ratio of users.
 MARGIN, TIMES_RECOMPUTE, TIMES_USERS = 1.05, 2.4, 4.0
 E2E, TTFT, TPOT = "end to end, mean", "TTFT, mean", "TPOT, mean"
 RATE = "requests/s"
-#: Our engine under other policies: no peers.
+#: Targets with our engine. The others are peers.
 OURS = ("upbeat", "sticky", "recompute")
-#: They keep nothing: our engine and vLLM.
+#: Targets without any cache.
 RECOMPUTING = ("recompute", "vllm-recompute")
-#: A system saturates at the least load that reaches so much of the most requests a second that it reached at any.
+#: A system saturates at the lowest load that reaches this share of its highest request rate.
 _SATURATED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """met is None where the loads that were run do not tell."""
+    """met: None if the loads that were run do not decide."""
 
     text: str
     wanted: str
@@ -29,13 +29,13 @@ class Claim:
 
     @property
     def line(self) -> str:
-        """As it is printed."""
+        """The claim as it is printed."""
         verdict = {True: "met", False: "NOT MET", None: "not shown"}[self.met]
         return f"{self.text}: {self.found} (wanted: {self.wanted}): {verdict}"
 
 
 def curve(document: Mapping[str, Any], name: str, of: str) -> dict[int, float]:
-    """Medians of a figure, by users, at the loads at which this target was asked."""
+    """Medians of the figure `of`, by users, at the loads that this target ran."""
     points = document["targets"].get(name, {}).get("points", {})
     found = {}
     for point in document["points"]:
@@ -46,21 +46,23 @@ def curve(document: Mapping[str, Any], name: str, of: str) -> dict[int, float]:
 
 
 def claims(document: Mapping[str, Any]) -> list[Claim]:
-    """All of them, the headline first."""
+    """All claims, the headline first."""
     return [*against_recompute(document), *against_peers(document)]
 
 
 def saturation(document: Mapping[str, Any], name: str) -> int | None:
-    """The users at which a target saturates, or the most that it was asked by."""
+    """The users at which a target saturates; None if it was not run."""
     rate = curve(document, name, RATE)
     most = max(rate.values(), default=0.0)
     return min((users for users, value in rate.items() if value >= _SATURATED * most), default=None)
 
 
 def against_recompute(document: Mapping[str, Any]) -> list[Claim]:
-    """Latency where recomputing saturates, and users at its TPOT, at the load at which that is most, as in SYMPHONY's figure 11: beyond
-    saturation an engine that bounds its steps has its bound for TPOT, whatever else is different. In our engine, and in vLLM's, which
-    is what section 4.1 there compares with."""
+    """Two claims for each of RECOMPUTING: latency where it saturates, and our users at its TPOT.
+
+    Users are compared at the load with the highest ratio (SYMPHONY, figure 11): beyond saturation, TPOT of an engine
+    that bounds its steps is that bound. The paper compares with vLLM (section 4.1).
+    """
     made = []
     equal = [row for row in users_at_equal_tpot(document) if row["ours"] is not None]
     for name in RECOMPUTING:
@@ -71,7 +73,9 @@ def against_recompute(document: Mapping[str, Any]) -> list[Claim]:
         text = f"{users} users, where {name} saturates, its mean end-to-end latency over ours"
         found = f"{theirs[users]:.2f} s against {ours[users]:.2f} s, {ratio:.2f} x"
         made.append(Claim(text, f"at least {TIMES_RECOMPUTE} x", found, ratio >= TIMES_RECOMPUTE))
-        row = max((row for row in equal if row["target"] == name), key=lambda row: row["ours"] / row["users"], default=None)
+        row = max(
+            (row for row in equal if row["target"] == name), key=lambda row: row["ours"] / row["users"], default=None
+        )
         if row is not None:
             found = f"{told(row)} for its {row['users']}, at {1000 * row['tpot_s']:.1f} ms"
             met = row["ours"] / row["users"] >= TIMES_USERS
@@ -81,7 +85,7 @@ def against_recompute(document: Mapping[str, Any]) -> list[Claim]:
 
 
 def against_peers(document: Mapping[str, Any]) -> list[Claim]:
-    """Ours against the best peer, figure by figure and load by load."""
+    """A claim for each load and figure: ours against the best peer."""
     made = []
     peers = [name for name in document["targets"] if name not in OURS]
     curves = {(name, of): curve(document, name, of) for name in ("upbeat", *peers) for of in (E2E, TTFT, TPOT)}
@@ -95,14 +99,18 @@ def against_peers(document: Mapping[str, Any]) -> list[Claim]:
             best = min(theirs, key=theirs.__getitem__)
             over = ours / theirs[best] - 1
             more = "over" if over > 0 else "under"
-            found = f"{1000 * ours:.1f} ms, {abs(over):.1%} {more} the best peer's ({best}, {1000 * theirs[best]:.1f} ms)"
+            found = (
+                f"{1000 * ours:.1f} ms, {abs(over):.1%} {more} the best peer's ({best}, {1000 * theirs[best]:.1f} ms)"
+            )
             made.append(Claim(f"{users} users, {of}", "at most 5 % over", found, ours <= MARGIN * theirs[best]))
     return made
 
 
 def users_at_equal_tpot(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each other target and load: how many users ours has at the same TPOT, between the loads that were run. ours: None where ours
-    is slower at every load. beyond: it would be more than the most that was run."""
+    """For each other target and load, our users at the same TPOT, interpolated between loads.
+
+    In each row, `ours` is None if ours is slower at every load; `beyond` is true if more than the highest load fit.
+    """
     ours = sorted(curve(document, "upbeat", TPOT).items())
     rows: list[dict[str, Any]] = []
     for name in document["targets"]:
@@ -114,8 +122,10 @@ def users_at_equal_tpot(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def users_at(ours: Sequence[tuple[int, float]], value: float) -> tuple[float | None, bool]:
-    """The most users at which the curve `ours` is still at `value`, on straight lines between its points; and whether the curve ends
-    before it is passed."""
+    """(most users at which the curve `ours` is at most `value`, whether the curve ends before it passes `value`).
+
+    Linear between points; None if every point is above.
+    """
     below = [i for i, (_, v) in enumerate(ours) if v <= value]
     if not below:
         return None, False
@@ -127,7 +137,7 @@ def users_at(ours: Sequence[tuple[int, float]], value: float) -> tuple[float | N
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """The number of users of a row of `users_at_equal_tpot`."""
+    """A row of `users_at_equal_tpot` in words."""
     if row["ours"] is None:
         return "fewer than were run"
     times = f"{row['ours']:g} ({row['ours'] / row['users']:.1f} x)"

@@ -1,5 +1,7 @@
-"""The environments of the peers, each made once under .cache/ by pip, pinned: vLLM's is bench/engine's, LMCache's
-bench/returning_session_tiers'."""
+"""The peers' environments, installed once under .cache/ by pip with pinned versions.
+
+vLLM's is shared with bench/engine, LMCache's with bench/returning_session_tiers.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,19 @@ import sides  # noqa: E402
 
 
 class NoPeer(Exception):
-    """A peer cannot be installed here. The message says which and why."""
+    """A peer cannot be installed. The message says which and why."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """Interpreters and folders of what is there; None: not wanted."""
+    """vLLM's interpreter and LMCache's folder; None: not wanted."""
 
     vllm: Path | None = None
     lmcache: Path | None = None
 
 
 def install(*, vllm: bool, lmcache: bool) -> Installed:
-    """Make what is wanted and missing; minutes for each, once. Raises NoPeer."""
+    """Install what is wanted and missing; takes minutes the first time. Raises NoPeer."""
     try:
         python, folder = peers.environment() if lmcache else (sides.environment() if vllm else None, None)
     except sides.NoPeer as e:

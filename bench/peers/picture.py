@@ -1,4 +1,4 @@
-"""The comparison as a picture: four figures against users, a line a target, to be told apart without colours too."""
+"""The comparison as a picture: four figures against users, one line per target, distinct without colours too."""
 
 from __future__ import annotations
 
@@ -34,8 +34,16 @@ PANELS = (
 
 
 def draw(document: Mapping[str, Any], path: Path) -> None:
-    """Write it to `path`."""
-    with plt.rc_context({"font.size": 9, "axes.grid": True, "grid.color": "#dddddd", "axes.spines.top": False, "axes.spines.right": False}):
+    """Write the picture to `path`."""
+    with plt.rc_context(
+        {
+            "font.size": 9,
+            "axes.grid": True,
+            "grid.color": "#dddddd",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    ):
         figure, grid = plt.subplots(2, 2, figsize=(10.5, 7.0), constrained_layout=True)
         for axes, (of, label, factor) in zip(grid.flat, PANELS, strict=True):
             panel(axes, document, of, label, factor)
@@ -46,7 +54,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
 
 
 def panel(axes: Axes, document: Mapping[str, Any], of: str, label: str, factor: float) -> None:
-    """One figure of all targets."""
+    """Draw one figure of all targets."""
     for name in document["targets"]:
         points = sorted(curve(document, name, of).items())
         if points:

@@ -1,8 +1,8 @@
-"""vLLM's OpenAI server, in the environment of its own: `python vllm_server.py` takes the flags of vllm.entrypoints.openai.api_server.
+"""vLLM's OpenAI server, run in vLLM's environment with the flags of vllm.entrypoints.openai.api_server.
 
-The `vllm` program does not find its package's metadata in the CPU wheel, so the module is run. vLLM walks over every object of every
-module that is loaded, and stumbles over those of llvmlite that LMCache's imports bring: they are hidden meanwhile, here and in the engine
-(and by bench/returning_session_tiers, which has vLLM in a process of its own).
+Runs the module because the `vllm` program does not find its package's metadata in the CPU wheel. vLLM inspects every
+object of every loaded module and fails on llvmlite's, which LMCache imports. They are hidden during that inspection,
+here, in the engine's process, and by bench/returning_session_tiers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spare_llvmlite() -> None:
 
 
 if __name__ == "__main__":
-    # The engine's process is a fork of this one, so that it is patched too.
+    # Fork the engine's process, so that the patch applies there too.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     spare_llvmlite()
     sys.argv[0] = "api_server"

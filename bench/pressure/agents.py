@@ -1,6 +1,7 @@
-"""Teams of agents as coding assistants are: long contexts, short answers, tools for half a second to five. Simulated, as people are.
+"""Simulated teams of coding agents: long contexts, short answers, tools of half a second to five.
 
-A team is `bench.symphony.agents`' (SYMPHONY, section 4.4); its threads are the conversations. Hints come from the call graph.
+A team is that of `bench.symphony.agents` (SYMPHONY, section 4.4); its threads are the conversations. Hints come from
+the call graph.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from loadtest.agents import TeamLengths
 from loadtest.simulate.fleet import VARIANTS
 from loadtest.simulate.presets import PRESETS
 
-#: A file that is read, what a tool says, and a call or a change as an answer.
-LENGTHS = TeamLengths(brief=(600, 900), design=(3000, 8000), file=(6000, 16000), note=(200, 1500), answer=(40, 200), tool_s=(0.5, 5.0))
+#: Lengths of a file that is read, of a tool's output, and of a call or a change.
+LENGTHS = TeamLengths(
+    brief=(600, 900), design=(3000, 8000), file=(6000, 16000), note=(200, 1500), answer=(40, 200), tool_s=(0.5, 5.0)
+)
 TEAMS, FILES, PROJECTS = 12, 4, 2
-#: HBM holds this many of the longest threads at least.
+#: Longest threads that HBM holds at least.
 _SPARE = 1.3
 
 
 def run(cell: Cell, arm: str, seed: int) -> dict[str, Any]:
-    """An arm's figures: of whole projects, and of requests."""
+    """An arm's figures of projects and requests."""
     kind = PRESETS[PRESET]
     threads = [_threads(seed, n) for n in range(TEAMS)]
     longest = max(max(each) for each in threads)
@@ -35,7 +38,7 @@ def run(cell: Cell, arm: str, seed: int) -> dict[str, Any]:
 
 
 def _threads(seed: int, number: int) -> list[int]:
-    """Tokens of each thread of a project at its end."""
+    """Final tokens of each thread of a project."""
     found: dict[str, int] = {}
     for say in _says(team(draw(FILES, 1000 * seed + number, LENGTHS))):
         found[say.thread] = found.get(say.thread, 0) + say.tokens + say.answer

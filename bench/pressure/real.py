@@ -1,7 +1,7 @@
-"""The same arms on real processes: stacks of this machine, one after the other, whose disks are slowed.
+"""The arms on real stacks of this machine, one after the other, with slowed disks.
 
-As much as can be is as in the simulated cell: a node's memory by the KV of live conversations, the load by what this machine serves when it
-computes everything (measured), and an SSD that takes as many times as long for a token as computing it takes.
+As in the simulated cell, a node's memory follows from the live KV, the load from what this machine serves without a
+cache (measured), and the SSD's rate from the ratio of loading to computing a token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from bench.pressure.setting import LINGERS_S, PRESET, Cell, drawn, memory_bytes,
 from loadtest.client import Endpoint, Outcome
 from loadtest.disk_pace import paced
 from loadtest.figures import figures
-from loadtest.people import Loop, run_load
 from loadtest.plans import HintPlan, PlannedSession, PlannedTurn
 from loadtest.policies import fixed_answers
 from loadtest.prompts import block_words
@@ -26,15 +25,16 @@ from loadtest.simulate.presets import PRESETS
 from loadtest.simulate.scenario import scripts
 from loadtest.simulate.users import Script
 from loadtest.stack import Stack, StackError
+from loadtest.users import Loop, run_load
 from runtime.clock import RealClock
 
 NODES, SHAPE = 2, "shallow"
 LENGTH_SCALE, MAX_TOKENS = 0.08, 6_000
-#: People type, and conversations linger, in so much of the usual time: here a turn takes less than on the simulated devices.
+#: Factor on typing and lingering, because turns are shorter than on the simulated devices.
 TIME_SCALE = 0.25
-#: A page does not know when its reader will have typed.
+#: Hints do not say when their request will come.
 _HINT = HintPlan(expected=False)
-#: Arms by placement policy, and whether people's pages send hints.
+#: (placement policy, whether clients send hints) by arm.
 ARMS = {
     "sticky": ("sticky", False),
     "sticky-hints": ("sticky", True),
@@ -42,14 +42,17 @@ ARMS = {
     "balanced": ("balanced", True),
 }
 _GIB = float(1 << 30)
-#: Lone prompts, in words; and how many people keep the machine busy when it computes everything.
+#: Words of the lone prompts; users that saturate the machine without a cache.
 _LONE_WORDS, _WARM_WORDS, _BUSY = 2_000, 200, 8
 _SETTINGS = {"worker": {"dtype": SHAPES[SHAPE][1]}}
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured of it, and the model. all_s: for all turns of a draw, each computed from nothing. token_s: of a lone prompt."""
+    """The model and this machine's speed.
+
+    all_s: seconds for all turns of a draw without a cache. token_s: seconds per token of a lone prompt.
+    """
 
     model: Path
     all_s: float
@@ -57,32 +60,36 @@ class Machine:
 
 
 class Draw:
-    """Conversations of one seed, which every arm is asked."""
+    """The conversations of a seed, which every arm serves."""
 
     def __init__(self, conversations: int, seed: int, trace: Path | None) -> None:
         self.seed = seed
         sessions = drawn(conversations, seed, trace)
         said = scripts(sessions, seed=seed, length_scale=LENGTH_SCALE, max_tokens=MAX_TOKENS)
-        self.said = [replace(s, turns=tuple(replace(t, typing_s=t.typing_s * TIME_SCALE) for t in s.turns)) for s in said]
+        self.said = [
+            replace(s, turns=tuple(replace(t, typing_s=t.typing_s * TIME_SCALE) for t in s.turns)) for s in said
+        ]
 
     def within(self, seconds: float) -> list[Script]:
-        """The conversations with the last turn's planned arrival after so long."""
+        """The conversations scaled in time so that the last turn arrives after `seconds`."""
         times = seconds / span_s(self.said)
         return [replace(s, turns=tuple(replace(t, arrival_s=t.arrival_s * times) for t in s.turns)) for s in self.said]
 
 
 def make_model(scratch: Path) -> Path:
-    """Random weights."""
+    """Write random weights; returns the model's folder."""
     config, dtype = SHAPES[SHAPE]
     return make_random_model(scratch / SHAPE, config, 1, dtype)
 
 
 def measure(model: Path, draw: Draw) -> Machine:
-    """How long this machine takes for the draw when it keeps nothing, and for a token of a lone prompt."""
+    """Measure the draw without a cache, and a token of a lone prompt."""
     with Stack(model=model, nodes=NODES, cache=False, hbm_gib=1.0, dram_gib=0.25, settings=_SETTINGS) as stack:
         endpoint = _endpoint(stack, model, hints=False)
         lone = [_load(endpoint, [_lone(n, _LONE_WORDS)]) for n in range(5)][2:]
-        everybody = [replace(s, turns=tuple(replace(t, typing_s=0.0) for t in s.turns)) for s in _planned(draw.said, draw.seed)]
+        everybody = [
+            replace(s, turns=tuple(replace(t, typing_s=0.0) for t in s.turns)) for s in _planned(draw.said, draw.seed)
+        ]
         outcomes = _load(endpoint, everybody, Loop(users=_BUSY))
     all_s = max(o.end_s for o in outcomes) - min(o.sent_s for o in outcomes)
     return Machine(model, all_s, statistics.median(o.ttft_s / o.prompt_tokens for [o] in lone))
@@ -96,7 +103,9 @@ def run(cell: Cell, arm: str, draw: Draw, machine: Machine) -> dict[str, Any]:
     memory = memory_bytes(cell, said, token_bytes, NODES, LINGERS_S * TIME_SCALE)
     policy, hints = ARMS[arm]
     hbm_gib = (memory + weight_bytes(config)) / _GIB
-    stack = Stack(model=machine.model, nodes=NODES, policy=policy, hbm_gib=hbm_gib, dram_gib=memory / _GIB, settings=_SETTINGS)
+    stack = Stack(
+        model=machine.model, nodes=NODES, policy=policy, hbm_gib=hbm_gib, dram_gib=memory / _GIB, settings=_SETTINGS
+    )
     rate = ssd_bytes_per_s(cell, token_bytes, machine.token_s)
     with stack, paced(stack, rate):
         endpoint = _endpoint(stack, machine.model, hints=hints)
@@ -108,7 +117,7 @@ def run(cell: Cell, arm: str, draw: Draw, machine: Machine) -> dict[str, Any]:
 
 
 def ssd_bytes_per_s(cell: Cell, token_bytes: int, token_s: float) -> float:
-    """Bytes a second of an SSD that is to this machine what the cell's is to its device."""
+    """SSD rate with the cell's ratio of loading to computing on this machine."""
     kind = PRESETS[PRESET]
     there_s = kind.costs.prefill_s(_LONE_WORDS, 0) / _LONE_WORDS
     return cell.ssd_bytes_per_s * (token_bytes / kind.shape.token_bytes) * (there_s / token_s)
@@ -119,11 +128,14 @@ def _endpoint(stack: Stack, model: Path, *, hints: bool) -> Endpoint:
 
 
 def _planned(said: Sequence[Script], seed: int) -> list[PlannedSession]:
-    """Texts that are as long. The first turn comes when its author has typed."""
+    """Plan sessions with texts of the scripts' lengths. The first turn is sent after typing."""
     lead_s = max(max(s.turns[0].typing_s - s.turns[0].arrival_s for s in said), 0.0)
     found = []
     for number, script in enumerate(said):
-        texts = [" ".join(block_words(1_000_000 * seed + 1_000 * number + n, t.new_tokens)) for n, t in enumerate(script.turns)]
+        texts = [
+            " ".join(block_words(1_000_000 * seed + 1_000 * number + n, t.new_tokens))
+            for n, t in enumerate(script.turns)
+        ]
         turns = (
             PlannedTurn(text, t.answer_tokens, lead_s + t.arrival_s, t.typing_s, hint=_HINT)
             for text, t in zip(texts, script.turns, strict=True)

@@ -1,4 +1,4 @@
-"""Our engine in this process, real store processes beside it, and ways to put a session's cache into one tier and nowhere above."""
+"""Our engine in this process, with real store processes, and ways to put a session's cache into one tier only."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from worker.engine.stepping import Outcome, Stepping  # noqa: E402
 from worker.link.ends import end_of  # noqa: E402
 from worker.link.loads import StepProgress  # noqa: E402
 
-#: Which store has what: the node that the engine lives on, the peer with a session in its DRAM, and a node that has nothing itself.
+#: Nodes: the engine's, the peer with the session in its DRAM, and one with an empty store.
 HOME, PEER, EMPTY = 0, 1, 2
 _TENANT = "bench"
 _LIMIT_S = 300.0
 
 
 class Stores(wire.Stores):
-    """Three nodes' stores, each of which can be started afresh: its DRAM is empty then, and its disk too when asked."""
+    """The stores of three nodes. A restart empties a store's DRAM and, on request, its disk."""
 
     def __init__(self, folder: Path, model: Path, threads: int, **kv: Any) -> None:
         super().__init__(folder, 3, **kv)
@@ -50,7 +50,7 @@ class Stores(wire.Stores):
         self.config = self.config.model_copy(update={"model": model, "worker": worker})
 
     def again(self, node: int, *, erase: bool = False) -> None:
-        """Stop the node's store once it has written back, and start it again."""
+        """Restart the node's store after write-back."""
         process = self._processes[node]
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -71,7 +71,7 @@ class Stores(wire.Stores):
 
 
 class TimedSteps:
-    """The engine's steps, and when the last of them began and ended, in seconds of the performance counter."""
+    """The engine's steps, with begin and end of the last one (performance counter, seconds)."""
 
     def __init__(self, stepping: Stepping) -> None:
         self._stepping = stepping
@@ -92,7 +92,7 @@ class TimedSteps:
 
 
 class Turn:
-    """One request's frames: when the first token came, and the tokens."""
+    """Collects a request's frames: the time of the first token, and the tokens."""
 
     def __init__(self) -> None:
         self.first_s = 0.0
@@ -102,7 +102,7 @@ class Turn:
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def put(self, frame: StepFrame) -> None:
-        """Called by the engine's thread."""
+        """Receive a frame. Runs on the engine's thread."""
         for output in frame.outputs:
             if output.tokens and not self.tokens:
                 self.first_s = time.perf_counter()
@@ -113,12 +113,12 @@ class Turn:
                 self._ended.put(None)
 
     def wait(self) -> None:
-        """Until the request has ended."""
+        """Wait until the request has ended."""
         self._ended.get(timeout=_LIMIT_S)
 
 
 class Ours:
-    """The worker's process object on a thread's event loop. A context manager."""
+    """The worker's process object on an event loop in a thread. A context manager."""
 
     def __init__(self, stores: Stores) -> None:
         self.stores = stores
@@ -158,7 +158,7 @@ class Ours:
             time.sleep(0.01)
 
     def attach(self, node: int) -> None:
-        """Serve beside this node's store from now on, instead of the other one."""
+        """Switch the engine to this node's store."""
         if node != self.home:
             self._do(self._attach(node))
             self.home = node
@@ -177,7 +177,7 @@ class Ours:
         self._tasks.start(link.run(), "store link")
 
     def attached(self) -> None:
-        """Wait until the store of now is there (after it was started afresh, too)."""
+        """Wait until the engine is attached to its store, also after a restart."""
         self._until(lambda: self.engine.core.state.store_here and self.engine.idle)
 
     def settle(self) -> None:
@@ -185,11 +185,11 @@ class Ours:
         self._until(lambda: self.engine.idle and not self.engine.executor.table.open)
 
     def name_of(self, node: int) -> str:
-        """What the node is called."""
+        """The node's name."""
         return self.stores.config.node(node).name
 
     def restart_store(self, node: int) -> None:
-        """Start the node's store afresh, which is the engine's, and wait until the engine is attached to it again."""
+        """Restart the engine's store and wait until the engine is attached again."""
         link = self.engine.executor.link
         assert link is not None and node == self.home
         before = link.arena
@@ -198,7 +198,7 @@ class Ours:
         self.attached()
 
     def question_ms(self, times: int) -> float:
-        """Milliseconds until the store has answered that it has nothing of a chunk: median."""
+        """Median milliseconds until the store answers that it lacks a chunk."""
         executor = self.engine.executor
 
         async def ask() -> float:
@@ -225,12 +225,20 @@ class Ours:
         state = self.engine.core.state
         state.policy = replace(state.policy, **kv)
 
-    def ask(self, session: str, prompt: list[int], count: int = 1, sources: list[str] | None = None) -> tuple[float, Turn]:
-        """Seconds from handing the tokenised request to the engine until its first token's frame left it; and what it said."""
+    def ask(
+        self, session: str, prompt: list[int], count: int = 1, sources: list[str] | None = None
+    ) -> tuple[float, Turn]:
+        """(seconds from handing token ids to the engine until the first token's frame, the turn)."""
         self._count += 1
         sampling = Sampling(temperature=0.0, ignore_eos=True, max_tokens=count)
         request = GenerateRequest(
-            f"r{self._count}", _TENANT, session, self.engine.model_name, sampling, prompt_tokens=prompt, source_nodes=sources or []
+            f"r{self._count}",
+            _TENANT,
+            session,
+            self.engine.model_name,
+            sampling,
+            prompt_tokens=prompt,
+            source_nodes=sources or [],
         )
         turn = Turn()
         self.steps.spans.clear()
@@ -240,7 +248,7 @@ class Ours:
         return turn.first_s - begun, turn
 
     def bring_to_peer(self, prompt: list[int]) -> None:
-        """Have the peer's store take this prompt's chunks into its DRAM."""
+        """Load this prompt's chunks into the peer's DRAM."""
         executor = self.engine.executor
         keys = chunk_keys(executor.salt_of(_TENANT), executor.shape, prompt)
 
@@ -261,7 +269,7 @@ class Ours:
 
 
 def leave_page_cache(paths: list[Path]) -> None:
-    """Have the system drop its copies of these files; all of its clean pages where it lets us."""
+    """Drop these files from the page cache; all clean pages if permitted."""
     for path in paths:
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY)
@@ -275,7 +283,7 @@ def leave_page_cache(paths: list[Path]) -> None:
 
 
 def enter_page_cache(paths: list[Path]) -> None:
-    """Read these files, so that the system has copies."""
+    """Read these files into the page cache."""
     for path in paths:
         with contextlib.suppress(OSError):
             path.read_bytes()

@@ -1,4 +1,4 @@
-"""What of a returning turn is not compute, measured by itself; and what write-back costs decoding and prefill."""
+"""Measures the parts of a returning turn that are not compute, and the cost of write-back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTEXT_TOKENS, ANSWER_TOKENS, PREFILL_TOKENS = 256, 193, 1500
 
 
 def without_compute(ours: Ours, prompt: list[int]) -> dict[str, Any]:
-    """Milliseconds: medians of a few."""
+    """Milliseconds of each part, medians."""
     executor, codec = ours.engine.executor, ours.engine.codec
     text = codec.decode(prompt)
     count = len(prompt) // executor.shape.chunk_tokens * executor.shape.layers
@@ -33,7 +33,7 @@ def without_compute(ours: Ours, prompt: list[int]) -> dict[str, Any]:
 
 
 def write_back(ours: Ours, words: Callable[[int], list[int]], pairs: int) -> dict[str, Any]:
-    """A decode step and a prefill with nothing written back (`kv.cache` off) and with everything, in turns; milliseconds and ratios."""
+    """A decode step and a prefill without write-back (`kv.cache` off) and with it, in milliseconds, and ratios."""
     steps: dict[bool, list[float]] = {True: [], False: []}
     tails: dict[bool, list[float]] = {True: [], False: []}
     prefills: dict[bool, list[float]] = {True: [], False: []}
@@ -53,7 +53,11 @@ def write_back(ours: Ours, words: Callable[[int], list[int]], pairs: int) -> dic
             round(statistics.median(found[False]), 2),
             round(statistics.median(a / b for a, b in zip(found[True], found[False], strict=True)), 3),
         )
-        for name, found in (("decode step, mean", steps), ("decode step, 98th percentile", tails), ("prefill of 1,500 tokens", prefills))
+        for name, found in (
+            ("decode step, mean", steps),
+            ("decode step, 98th percentile", tails),
+            ("prefill of 1,500 tokens", prefills),
+        )
     }
 
 

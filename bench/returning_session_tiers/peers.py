@@ -1,7 +1,7 @@
-"""vLLM, and vLLM over LMCache's server, as processes of their own: made once in environments of their own, started, told, ended.
+"""Installs, starts, commands and ends vLLM, alone or over LMCache's server.
 
-vLLM's environment is bench/engine's. LMCache lies in a folder beside it, as its pins are not vLLM's; both at the settings that are best on
-a CPU: LMCache's multi-process server, LMCacheMPConnector, L2 by its native file-system adapter.
+vLLM's environment is bench/engine's; LMCache lies in a separate folder, because its pins differ. Both have their best
+settings on a CPU: LMCache's multi-process server, LMCacheMPConnector, L2 by its native file-system adapter.
 """
 
 from __future__ import annotations
@@ -25,43 +25,54 @@ import sides  # noqa: E402
 from loadtest.stack import free_ports  # noqa: E402
 
 FOLDER = ROOT / ".cache" / "bench-lmcache"
-#: Without their own dependencies: the rest is in vLLM's environment, at versions that LMCache runs with.
+#: Installed without dependencies; vLLM's environment has the rest.
 PINNED = (
-    "lmcache==0.5.6", "sortedcontainers==2.4.0", "aiofile==3.12.3", "aiofiles==25.1.0", "caio==0.12.10", "awscrt==0.38.1",
+    "lmcache==0.5.6", "sortedcontainers==2.4.0", "aiofile==3.12.3", "aiofiles==25.1.0", "caio==0.12.10",
+    "awscrt==0.38.1",
     "nvtx==0.2.17", "py-cpuinfo==9.0.0", "redis==8.1.0", "opentelemetry-exporter-prometheus==0.61b0",
 )  # fmt: skip
 LONGEST_TOKENS = 8192
-#: Of /proc/cpuinfo: without one of these vLLM's bfloat16 products are emulated, and the same weights as float32 compute prompts several
-#: times as fast.
+#: Flags of /proc/cpuinfo. Without any, vLLM emulates bfloat16, and float32 prefills several times as fast.
 _BFLOAT16 = ("avx512_bf16", "amx_bf16")
 _START_S = 120.0
 
 
 def vllm_type() -> str:
-    """The type in which vLLM computes fastest here."""
+    """vLLM's fastest type on this processor."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     return "bfloat16" if any(name in flags for name in _BFLOAT16) else "float32"
 
 
 def environment() -> tuple[Path, Path]:
-    """vLLM's interpreter and the folder that has LMCache; both are made when they are not there. Raises sides.NoPeer."""
+    """(vLLM's interpreter, LMCache's folder), made if missing. Raises sides.NoPeer."""
     python = sides.environment()
     done, wanted = FOLDER / "installed", "\n".join(PINNED)
     if not done.exists() or done.read_text() != wanted:
         shutil.rmtree(FOLDER, ignore_errors=True)
         try:
-            subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", "--target", str(FOLDER), *PINNED], check=True)
+            subprocess.run(
+                [str(python), "-m", "pip", "install", "-q", "--no-deps", "--target", str(FOLDER), *PINNED], check=True
+            )
         except subprocess.CalledProcessError as e:
-            raise sides.NoPeer(f"LMCache cannot be installed: status {e.returncode}; --no-peers measures our side alone") from e
+            raise sides.NoPeer(
+                f"LMCache cannot be installed: status {e.returncode}; --no-peers measures our side alone"
+            ) from e
         done.write_text(wanted)
     return python, FOLDER
 
 
 class Peer:
-    """One vLLM; over an LMCache server of its own when `chunk_tokens` is given, with a disk beneath when `disk` is."""
+    """A vLLM process. chunk_tokens: over its own LMCache server. disk: with LMCache's disk tier."""
 
     def __init__(
-        self, name: str, model: Path, threads: int, scratch: Path, chunk_tokens: int = 0, l1_gib: int = 2, disk: Path | None = None
+        self,
+        name: str,
+        model: Path,
+        threads: int,
+        scratch: Path,
+        chunk_tokens: int = 0,
+        l1_gib: int = 2,
+        disk: Path | None = None,
     ) -> None:
         python, folder = environment()
         self.name, self.disk = name, disk
@@ -85,7 +96,12 @@ class Peer:
             "HF_HUB_OFFLINE": "1",
             "PYTHONHASHSEED": "0",
         }
-        said: dict[str, Any] = {"model": str(model), "longest": LONGEST_TOKENS, "lmcache_port": port, "dtype": vllm_type()}
+        said: dict[str, Any] = {
+            "model": str(model),
+            "longest": LONGEST_TOKENS,
+            "lmcache_port": port,
+            "dtype": vllm_type(),
+        }
         try:
             self._side = sides.Side(name, [str(python), str(HERE / "vllm_side.py")], env, said, scratch / f"{name}.log")
         except BaseException:
@@ -95,14 +111,19 @@ class Peer:
 
     def _serve(self, python: Path, folder: Path, port: int, chunk_tokens: int, l1_gib: int, log: Path) -> None:
         command = [
-            str(python), "-c", "from lmcache.cli.main import main; main()", "server", "--host", "127.0.0.1", "--port", str(port),
-            "--http-host", "127.0.0.1", "--http-port", str(self._http), "--chunk-size", str(chunk_tokens), "--l1-size-gb", str(l1_gib),
+            str(python), "-c", "from lmcache.cli.main import main; main()", "server", "--host", "127.0.0.1", "--port",
+            str(port),
+            "--http-host", "127.0.0.1", "--http-port", str(self._http), "--chunk-size", str(chunk_tokens),
+            "--l1-size-gb", str(l1_gib),
             "--l1-init-size-gb", str(l1_gib), "--no-l1-use-lazy", "--eviction-policy", "LRU",
             "--supported-transfer-mode", "engine_driven",
         ]  # fmt: skip
         if self.disk is not None:
             self.disk.mkdir(parents=True)
-            command += ["--l2-adapter", json.dumps({"type": "fs_native", "base_path": str(self.disk), "num_workers": 4})]
+            command += [
+                "--l2-adapter",
+                json.dumps({"type": "fs_native", "base_path": str(self.disk), "num_workers": 4}),
+            ]
         env = os.environ | {"PYTHONPATH": str(folder), "LMCACHE_DISABLE_BANNER": "1", "PYTHONHASHSEED": "0"}
         with log.open("wb") as out:
             self._server = subprocess.Popen(command, stdout=out, stderr=out, env=env)
@@ -126,20 +147,20 @@ class Peer:
         return self._side.ask("turn", prompt=prompt)
 
     def cached(self) -> int:
-        """Tokens of the last turn that were not computed."""
+        """Cached tokens of the last turn."""
         return int(self._side.ask("cached"))
 
     def forget(self) -> None:
-        """Empty vLLM's own cache; what LMCache has stays."""
+        """Empty vLLM's cache, not LMCache's."""
         self._side.ask("forget")
 
     def forget_memory(self) -> None:
-        """Empty LMCache's memory too: only its disk is left."""
+        """Empty LMCache's memory too; its disk stays."""
         self.forget()
         self._http_call("POST", "/cache/clear")
 
     def files(self) -> list[Path]:
-        """What LMCache has on its disk."""
+        """LMCache's files on disk."""
         return [path for path in self.disk.rglob("*") if path.is_file()] if self.disk else []
 
     def close(self) -> None:

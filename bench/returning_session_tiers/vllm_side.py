@@ -1,7 +1,7 @@
-"""vLLM in this process, with its prefix cache alone or with LMCache beneath it: answers the commands of bench/engine's protocol on stdin.
+"""vLLM in this process, alone or over LMCache, answering commands by bench/engine's protocol.
 
-Runs in the peers' environment. Block size 32, compiled mode, prefix cache on; a turn is timed from handing over token ids until the step
-that gives the first token has returned, as on our side.
+Runs in the peers' environment with block size 32, compiled mode and prefix cache. A turn is timed from token ids until
+the step with the first token returns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HELD_S = 60.0
 
 
 class Peer:
-    """One engine."""
+    """An engine and its last turn."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         more: dict[str, Any] = {}
@@ -66,11 +66,11 @@ class Peer:
         return took
 
     def cached(self) -> float:
-        """Tokens of the last turn that were found, not computed."""
+        """Cached tokens of the last turn."""
         return float(self._cached)
 
     def forget(self) -> float:
-        """Empty vLLM's own prefix cache, once LMCache has copied what it holds: its steps are what notices that."""
+        """Empty vLLM's prefix cache after LMCache has copied it; steps run until it has."""
         deadline = time.monotonic() + _HELD_S
         while not self._llm.reset_prefix_cache():
             if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""What choosing a batch's tokens costs: the sampler on random logits, and grammars on a vocabulary of real size.
+"""Costs of sampling: the sampler on random logits, and grammars on a vocabulary of real size.
 
-Times are the thread's own on a processor, so that others who share the machine count only through its caches.
+Times are the thread's processor time, so other load counts only through the caches.
 """
 
 from __future__ import annotations
@@ -57,21 +57,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def codec(vocab_size: int, root: Path) -> TextCodec:
-    """A byte-level BPE tokenizer of this size, trained on this repository's text and words made of random syllables."""
+    """A byte-level BPE tokenizer of `size` tokens, trained on this repository's text and random syllables."""
     rng = random.Random(0)
-    text = " ".join(p.read_text(encoding="utf-8") for p in sorted(root.glob("docs/**/*.md")) + sorted(root.glob("worker/**/*.py")))
-    words = ("".join(rng.choice("bcdfglmnprst") + rng.choice("aeiou") for _ in range(rng.randrange(2, 6))) for _ in range(3 * vocab_size))
+    text = " ".join(
+        p.read_text(encoding="utf-8") for p in sorted(root.glob("docs/**/*.md")) + sorted(root.glob("worker/**/*.py"))
+    )
+    words = (
+        "".join(rng.choice("bcdfglmnprst") + rng.choice("aeiou") for _ in range(rng.randrange(2, 6)))
+        for _ in range(3 * vocab_size)
+    )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator([text, *(f"{w} {w} {w}" for w in words)], trainer)
     return TextCodec(tokenizer, json.loads(tokenizer.to_str()), ChatTemplate(PLAIN_TEMPLATE, {}))
 
 
 def microseconds(work: Callable[[], object], rounds: int) -> float:
-    """The median of so many rounds, after a few that do not count."""
+    """Median microseconds of `rounds` rounds, after a few to warm up."""
     for _ in range(3):
         work()
     took = []
@@ -83,7 +90,7 @@ def microseconds(work: Callable[[], object], rounds: int) -> float:
 
 
 def sampling(vocab_size: int, batches: list[int], rounds: int) -> dict[str, dict[str, float]]:
-    """Microseconds a row, by setting and batch: every row with the same setting."""
+    """Microseconds per row, by setting and batch; all rows have the same setting."""
     generator = torch.Generator().manual_seed(1)
     figures: dict[str, dict[str, float]] = {}
     for name, settings in SETTINGS.items():
@@ -102,8 +109,11 @@ def _choose_all(rows: Any, states: list[SamplingState]) -> None:
 
 
 def grammars(vocab_size: int, made: TextCodec) -> dict[str, dict[str, float]]:
-    """For a schema, for any object, and for text in which calls may begin: milliseconds to compile, and by token the
-    microseconds for the mask, for the tensor, for taking the token, and of a greedy choice with it against one without."""
+    """Costs of grammars: a schema, any object, and text in which calls may begin.
+
+    Milliseconds to compile; per token the microseconds for the mask, for the tensor, for taking the token, and of a
+    greedy choice with a grammar over one without.
+    """
     compiler = GrammarCompiler(made, vocab_size, {EOS})
     begun = time.thread_time()
     _guide(compiler, _request(json_schema='{"type":"null"}'))
@@ -121,14 +131,17 @@ def grammars(vocab_size: int, made: TextCodec) -> dict[str, dict[str, float]]:
         guide = _guide(compiler, request)
         compiled_ms = (time.thread_time() - begun) * 1e3
         assert isinstance(guide.constraint, GrammarConstraint)
-        figures[name] = {"compile_ms": round(compiled_ms, 1), **_walk(guide.constraint, made.plain_tokens(said), vocab_size)}
+        figures[name] = {
+            "compile_ms": round(compiled_ms, 1),
+            **_walk(guide.constraint, made.plain_tokens(said), vocab_size),
+        }
     return figures
 
 
 def _guide(compiler: GrammarCompiler, request: GenerateRequest) -> Guide:
-    wish = compiler.wish(request)
-    assert wish is not None
-    return compiler.guide(request, compiler.matcher(wish.grammar(), wish.param))
+    spec = compiler.spec(request)
+    assert spec is not None
+    return compiler.guide(request, compiler.matcher(spec.grammar(), spec.param))
 
 
 def _walk(constraint: GrammarConstraint, tokens: list[int], vocab_size: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The core alone, in this process: what a decision and a hint take, and what a session takes in memory."""
+"""The scheduler's core in this process: cost of a placement and a hint, and memory per session."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from contracts.kv import KvShape
 from scheduler.core.advisories import Hint
 from scheduler.core.control import Ask, Control
 from scheduler.core.directory import Held
-from scheduler.core.fleet import Load, Model
+from scheduler.core.fleet import LoadReport, Model
 
 _MODEL = Model("bench", KvShape.of_heads(b"f" * 32, 32, 8, 128, 64, "bfloat16"), 8192, 0)
 
 
 def figures(nodes: int, sessions: int, rounds: int) -> dict[str, float]:
-    """Microseconds a placement and a hint (medians and 99th percentiles), and bytes a session."""
+    """Microseconds per placement and hint (median and p99), and bytes per session."""
     draw, control = random.Random(1), Control()
     for i in range(nodes):
         name = f"node-{i}"
         control.fleet.worker_joined(name, "x:1", (_MODEL,), 0.0)
         control.fleet.store_joined(name, "x:2")
-        load = Load(outstanding_s=draw.random() * 5, prefill_token_s=1e-4, hbm_pages_total=100_000, hbm_pages_free=draw.randrange(100_000))
+        load = LoadReport(
+            outstanding_s=draw.random() * 5,
+            prefill_token_s=1e-4,
+            hbm_pages_total=100_000,
+            hbm_pages_free=draw.randrange(100_000),
+        )
         control.fleet.loaded(name, load, [], [], 0.0)
     tracemalloc.start()
     for i in range(sessions):

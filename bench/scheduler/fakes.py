@@ -1,6 +1,6 @@
-"""A fleet that is nothing but its reports: two streams a node to the scheduler, as its processes would keep them.
+"""A fake fleet that only reports: two streams per node to the scheduler, like a worker's and a store's.
 
-`Reporting` runs one in a process of its own, so that those who ask for placements do not wait for a thousand nodes to report.
+`Reporting` runs it in a separate process, so that callers do not wait for a thousand nodes' reports.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc
 
 MODEL = "bench"
-#: An 8 B model: 32 layers, 8 KV heads of 128, bfloat16.
-SHAPE = common_pb2.KvShape(fingerprint=b"f" * 32, layers=32, kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16")
+#: The shape of an 8B model: 32 layers, 8 KV heads of 128, bfloat16.
+SHAPE = common_pb2.KvShape(
+    fingerprint=b"f" * 32, layers=32, kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16"
+)
 _TOKEN_BYTES = 32 * 8 * 128 * 2 * 2
-#: A store reports its sessions in messages of so many.
+#: Sessions per message of a store.
 _HELD_A_MESSAGE = 1000
-#: The fleet gives way to those who ask by so much, and hears of what was placed so often, in seconds.
+#: The fleet's niceness relative to callers; seconds between messages about placed requests.
 _NICE, _TELL_S = 5, 0.05
 
 
 class FakeNode:
-    """One node. What `took` names is reported as finished with the next report."""
+    """A node. Requests passed to `took` are finished in its next report."""
 
     def __init__(self, name: str, sessions: list[str], seed: int, report_every_s: float) -> None:
         self.name, self._sessions, self._every_s = name, sessions, report_every_s
@@ -36,28 +38,31 @@ class FakeNode:
         self._finished: list[str] = []
 
     def took(self, request_id: str) -> None:
-        """A request was placed here."""
+        """Note a request placed on this node."""
         self._finished.append(request_id)
 
     async def worker(self) -> AsyncIterator[scheduler_pb2.WorkerReport]:
-        """The worker's reports, for ever."""
+        """Yield the worker's reports without end."""
         model = scheduler_pb2.ModelInfo(name=MODEL, shape=SHAPE, max_tokens=8192)
-        yield scheduler_pb2.WorkerReport(hello=scheduler_pb2.WorkerHello(node=self.name, address="x:1", models=[model], instance="1"))
+        yield scheduler_pb2.WorkerReport(
+            hello=scheduler_pb2.WorkerHello(node=self.name, address="x:1", models=[model], instance="1")
+        )
         clock = asyncio.get_running_loop().time
         number, due_s = 0, clock() + self._draw.random() * self._every_s
         while True:
-            # By the clock, not so long after the last one: what delays all of them once would have them report together ever after.
+            # At fixed times, not after the last report: otherwise one common delay would align all nodes forever.
             await asyncio.sleep(due_s - clock())
             number, due_s = number + 1, due_s + self._every_s
             finished, self._finished = self._finished, []
             load = scheduler_pb2.WorkerLoad(
-                running=8, outstanding_s=self._draw.random() * 5, request_s=2.0, hbm_pages_total=100_000, finished=finished,
+                running=8, outstanding_s=self._draw.random() * 5, request_s=2.0, hbm_pages_total=100_000,
+                finished=finished,
                 hbm_pages_free=self._draw.randrange(100_000), prefill_token_s=1e-4, number=number,
             )  # fmt: skip
             yield scheduler_pb2.WorkerReport(load=load)
 
     async def store(self) -> AsyncIterator[scheduler_pb2.StoreReport]:
-        """What the store holds, and then nothing more."""
+        """Yield the store's sessions, then stay silent."""
         yield scheduler_pb2.StoreReport(hello=scheduler_pb2.StoreHello(node=self.name, address="x:2", instance="1"))
         for start in range(0, max(len(self._sessions), 1), _HELD_A_MESSAGE):
             held = [self._held(session) for session in self._sessions[start : start + _HELD_A_MESSAGE]]
@@ -67,20 +72,21 @@ class FakeNode:
     def _held(self, session: str) -> scheduler_pb2.Held:
         tokens = 64 * self._draw.randrange(1, 100)
         return scheduler_pb2.Held(
-            session=common_pb2.Session(tenant="t", session_id=session), model=MODEL, tokens_total=tokens, tokens_here=tokens,
+            session=common_pb2.Session(tenant="t", session_id=session), model=MODEL, tokens_total=tokens,
+            tokens_here=tokens,
             bytes_here=tokens * _TOKEN_BYTES, tokens_dram=tokens, last_use_s=1.0,
         )  # fmt: skip
 
 
 class FakeFleet:
-    """`count` nodes that share `sessions`; `run` keeps their streams up until it is cancelled."""
+    """`count` nodes that share `sessions`. `run` keeps their streams open until cancelled."""
 
     def __init__(self, count: int, sessions: int, report_every_s: float) -> None:
         names = [f"s{i}" for i in range(sessions)]
         self.nodes = {f"node-{i}": FakeNode(f"node-{i}", names[i::count], i, report_every_s) for i in range(count)}
 
     async def run(self, stub: Any) -> None:
-        """Report, and read whatever commands come."""
+        """Report and read commands."""
         await asyncio.gather(*(_drain(stub.WorkerReports(n.worker())) for n in self.nodes.values()),
                              *(_drain(stub.StoreReports(n.store())) for n in self.nodes.values()))  # fmt: skip
 
@@ -98,7 +104,7 @@ class Reporting:
         self._took: list[str] = []
 
     def took(self, node: str, request_id: str) -> None:
-        """A request was placed there: it is reported as finished with the node's next report."""
+        """Note a request placed on a node; its next report finishes it."""
         if not self._took:
             asyncio.get_running_loop().call_later(_TELL_S, self._tell)
         self._took.append(f"{node} {request_id}\n")
@@ -113,9 +119,11 @@ class Reporting:
 
 @contextlib.contextmanager
 def reporting(address: str, nodes: int, sessions: int, every_s: float) -> Iterator[Reporting]:
-    """A fleet that reports to the scheduler at `address`, on the cores that this process may use."""
+    """Run a fleet that reports to the scheduler at `address`, on this process's cores."""
     command = [sys.executable, __file__, address, str(nodes), str(sessions), str(every_s)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     try:
         yield Reporting(process)
     finally:

@@ -1,4 +1,4 @@
-"""Places turns at a scheduler: as many as it takes, or so many a second; and what that takes."""
+"""Places turns at a scheduler, in a closed loop or at a fixed rate, and measures latencies."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TIMEOUT_S = 60.0
 
 
 class Load:
-    """Turns of random sessions. Latencies are kept in seconds."""
+    """Turns of random sessions. Latencies are in seconds."""
 
     def __init__(self, stub: Any, fleet: Reporting, sessions: int) -> None:
         self._placing, self._fleet, self._sessions = Placing(stub), fleet, sessions
         self._draw, self._count = random.Random(7), 0
-        #: Calls that came to nothing: a gateway goes on without the scheduler then.
+        #: Failed calls; a gateway then continues without the scheduler.
         self.failed = 0
 
     async def _place(self, took: list[float]) -> None:
@@ -43,7 +43,7 @@ class Load:
         self._fleet.took(answer.placed.node, request.request_id)
 
     async def most(self, seconds: float, at_once: int) -> float:
-        """Placements a second with so many callers that wait for nothing else."""
+        """Placements per second of `callers` callers in a closed loop."""
         took: list[float] = []
         end = time.perf_counter() + seconds
 
@@ -56,10 +56,10 @@ class Load:
         return len(took) / (time.perf_counter() - began)
 
     async def at_rate(self, per_s: float, seconds: float) -> dict[str, float]:
-        """Arrivals at random, whatever the answers take: what came a second, and how long they took in milliseconds."""
+        """Random arrivals, open loop: answers per second and their latencies in milliseconds."""
         took: list[float] = []
         due, began, tasks = 0.0, time.perf_counter(), []
-        gc.disable()  # what is measured is not how long this process collects its garbage
+        gc.disable()  # keep this process's garbage collection out of the latencies
         while due < seconds:
             due += self._draw.expovariate(per_s)
             wait_s = began + due - time.perf_counter()

@@ -1,8 +1,9 @@
-"""A scheduler that is killed and started again: how long until it knows its fleet and all sessions, and how it answers meanwhile.
+"""Measures how long a killed and restarted scheduler takes to know its fleet and sessions, and how it answers
+meanwhile.
 
-Three processes over real gRPC: the scheduler, one that plays all nodes (a worker's and a store's stream each), and this one, which
-asks for placements all the time and watches. `python bench/scheduler/rebuild.py [--nodes N] [--sessions N] [--times N]` prints the figures;
-`measure` returns them.
+Three processes over real gRPC: the scheduler, one that plays all nodes (a worker's and a store's stream each), and this
+one, which asks for placements and watches. `python bench/scheduler/rebuild.py [--nodes N] [--sessions N] [--times N]`
+prints the figures; `measure` returns them.
 """
 
 from __future__ import annotations
@@ -44,18 +45,22 @@ LIMIT_S = 60.0
 
 
 class PlayedNode:
-    """A node's two streams, opened again when they break, as a worker and a store do. Messages are made once, before anything is timed."""
+    """A node's two streams, reopened when they break, like a worker's and a store's. Messages are made first."""
 
     def __init__(self, address: str, number: int, sessions: int) -> None:
         self.name = f"node-{number}"
         self.channels = [rpc.channel(address, rpc.SCHEDULER_RECONNECT_S) for _ in range(2)]
-        shape = common_pb2.KvShape(fingerprint=b"f" * 32, layers=24, kv_heads=8, head_dim=64, chunk_tokens=64, dtype="bfloat16")
+        shape = common_pb2.KvShape(
+            fingerprint=b"f" * 32, layers=24, kv_heads=8, head_dim=64, chunk_tokens=64, dtype="bfloat16"
+        )
         model = pb.ModelInfo(name=MODEL, shape=shape, max_tokens=8192)
         self.worker_hello = pb.WorkerHello(node=self.name, address=f"{self.name}:1", models=[model], instance="1")
         self.store_hello = pb.StoreHello(node=self.name, address=f"{self.name}:2", instance="1")
         held = [
             pb.Held(
-                session=common_pb2.Session(tenant="default", session_id=f"{number:04x}{n:08x}-4c1e-4a5e-9c57-2f0d6b7d{n % 9973:04d}"),
+                session=common_pb2.Session(
+                    tenant="default", session_id=f"{number:04x}{n:08x}-4c1e-4a5e-9c57-2f0d6b7d{n % 9973:04d}"
+                ),
                 model=MODEL,
                 tokens_total=64 * (n % 50 + 2),
                 tokens_here=64 * (n % 50 + 2),
@@ -67,13 +72,19 @@ class PlayedNode:
         ]
         starts = range(0, len(held), SESSIONS_A_MESSAGE)
         self.held = [
-            pb.StoreReport(held=pb.HeldSessions(full=i == 0, joining=True, number=i + 1, sessions=held[at : at + SESSIONS_A_MESSAGE]))
+            pb.StoreReport(
+                held=pb.HeldSessions(
+                    full=i == 0, joining=True, number=i + 1, sessions=held[at : at + SESSIONS_A_MESSAGE]
+                )
+            )
             for i, at in enumerate(starts)
         ]
 
     async def run(self) -> None:
-        """Report, for ever."""
-        await asyncio.gather(self._keep(0, "WorkerReports", self._as_worker), self._keep(1, "StoreReports", self._as_store))
+        """Report until cancelled."""
+        await asyncio.gather(
+            self._keep(0, "WorkerReports", self._as_worker), self._keep(1, "StoreReports", self._as_store)
+        )
 
     async def _keep(self, channel: int, method: str, reports: Any) -> None:
         stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channels[channel])  # type: ignore[no-untyped-call]
@@ -93,7 +104,9 @@ class PlayedNode:
         number = 0
         while True:
             number += 1
-            yield pb.WorkerReport(load=pb.WorkerLoad(hbm_pages_total=1000, hbm_pages_free=900, request_s=0.5, number=number))
+            yield pb.WorkerReport(
+                load=pb.WorkerLoad(hbm_pages_total=1000, hbm_pages_free=900, request_s=0.5, number=number)
+            )
             await asyncio.sleep(0.25)
 
     async def _as_store(self, connection: int) -> AsyncIterator[pb.StoreReport]:
@@ -116,7 +129,7 @@ async def _play(address: str, nodes: int, sessions: int) -> None:
 
 
 class Asker:
-    """Asks for placements all the time. seconds: of the answers, by when they were asked for."""
+    """Asks for placements continuously. seconds: the answers' latencies by their start."""
 
     def __init__(self, address: str) -> None:
         self.channel = rpc.channel(address)
@@ -125,12 +138,14 @@ class Asker:
         self.answers: list[tuple[float, float]] = []
 
     async def run(self) -> None:
-        """Ask, for ever."""
+        """Ask until cancelled."""
         asked = 0
         while True:
             asked += 1
             wanted = pb.PlaceRequest(
-                request_id=f"r{asked}", session=common_pb2.Session(tenant="default", session_id=f"new-{asked}"), model=MODEL
+                request_id=f"r{asked}",
+                session=common_pb2.Session(tenant="default", session_id=f"new-{asked}"),
+                model=MODEL,
             )
             began = time.monotonic()
             try:
@@ -142,11 +157,11 @@ class Asker:
             await asyncio.sleep(ASK_EVERY_S)
 
     async def until(self, nodes: int, sessions: int) -> dict[str, float]:
-        """When, on the monotonic clock: it answered, all nodes served, all sessions were known."""
+        """Monotonic times at which it answered, all nodes served, and all sessions were known."""
         at: dict[str, float] = {}
         async with asyncio.timeout(LIMIT_S):
             while "sessions" not in at:
-                with contextlib.suppress(grpc.aio.AioRpcError):  # the last one's death may come to light only now
+                with contextlib.suppress(grpc.aio.AioRpcError):  # may report the end of the last one
                     async for fleet in self.stub.Watch(pb.WatchRequest(), wait_for_ready=True):
                         now = time.monotonic()
                         at.setdefault("answers", now)
@@ -160,7 +175,10 @@ class Asker:
 
 def _start(config: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "scheduler", "--config", str(config)]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
@@ -173,7 +191,11 @@ async def _measure(nodes: int, sessions: int, times: int) -> dict[str, Any]:
     address = f"127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
-        config.write_text(json.dumps({"model_name": MODEL, "scheduler": {"port": port}, "nodes": {"count": nodes, "base_port": 40_000}}))
+        config.write_text(
+            json.dumps(
+                {"model_name": MODEL, "scheduler": {"port": port}, "nodes": {"count": nodes, "base_port": 40_000}}
+            )
+        )
         arguments = ["--play", address, "--nodes", str(nodes), "--sessions", str(sessions)]
         players = _start_players(arguments)
         scheduler = _start(config)
@@ -199,7 +221,9 @@ async def _measure(nodes: int, sessions: int, times: int) -> dict[str, Any]:
                         "start_s": at["answers"] - began,
                         "nodes_s": at["nodes"] - at["answers"],
                         "sessions_s": at["sessions"] - at["answers"],
-                        "places_s": min((asked + s for asked, s in asker.answers if asked + s > began), default=at["nodes"])
+                        "places_s": min(
+                            (asked + s for asked, s in asker.answers if asked + s > began), default=at["nodes"]
+                        )
                         - at["answers"],
                         "slowest_answer_s": max(during, default=0.0),
                     }
@@ -225,15 +249,15 @@ async def _measure(nodes: int, sessions: int, times: int) -> dict[str, Any]:
 def measure(nodes: int = 100, sessions: int = 100_000, times: int = 5) -> dict[str, Any]:
     """Medians over `times` restarts.
 
-    start_s: from exec to the first answer (Python's imports); nodes_s and sessions_s: from there until all nodes serve and all sessions
-    are known; places_s: until it places turns, as it refuses to while its fleet gathers; slowest_answer_s: of the placements asked for
-    meanwhile.
+    start_s: from exec to the first answer (Python's imports); nodes_s and sessions_s: from there until all nodes serve
+    and all sessions are known; places_s: until it places turns, as it refuses to while its fleet gathers;
+    slowest_answer_s: of the placements asked for meanwhile.
     """
     return asyncio.run(_measure(nodes, sessions, times))
 
 
 def main() -> None:
-    """See the module."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--sessions", type=int, default=100_000)

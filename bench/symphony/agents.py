@@ -1,7 +1,7 @@
-"""A MetaGPT-like team in virtual time (figure 16): `bench.agents.team` draws its projects, the simulated fleet serves them.
+"""MetaGPT-like teams in virtual time (figure 16): `bench.agents.team` draws projects, the simulated fleet serves them.
 
-So many teams work at a time, each on one project after the other. Requests say their workflow, agent and run; with hints the scheduler's
-own call graph (`scheduler.core.callgraph_table`), which has learned from projects that are not counted, advises the next hops.
+Teams work concurrently, each on one project after the other. Requests carry workflow, agent and run. With hints the
+scheduler's call graph (`scheduler.core.callgraph_table`), learned from uncounted projects, hints the next hops.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from loadtest.simulate.fleet import Fleet, Variant
 from loadtest.simulate.request import Request
 from loadtest.simulate.results import latencies
 
-#: Documents and code as MetaGPT writes them: longer notes and answers than what this machine can afford for real.
+#: Lengths as MetaGPT writes them, longer than those of the real runs in bench/agents.
 LENGTHS = TeamLengths(note=(100, 400), answer=(400, 900))
 _BRIEF_TOKENS = 300
 
 
 @dataclass(frozen=True)
 class Say:
-    """A request of an agent in its thread."""
+    """A request of an agent in its thread; `tokens` are new, `answer` is the answer's length."""
 
     agent: str
     thread: str
@@ -37,13 +37,13 @@ class Say:
     answer: int
 
 
-#: What a team does next: a request, seconds of tools, or several of these at once.
+#: A team's next step: a request, seconds of tools, or several of these in parallel.
 Step = Say | float | list[Any]
 Steps = Generator[Step, None, None]
 
 
 def team(project: Project) -> Steps:
-    """A project's way."""
+    """The steps of a project."""
     yield Say("manager", "manager", project.brief, project.answers[0])
     yield project.tools_s[0]
     yield Say("architect", "architect", project.design, project.answers[1])
@@ -64,7 +64,7 @@ def _file(number: int, file: File) -> Steps:
 
 @dataclass
 class Served:
-    """A project on the fleet."""
+    """A project that runs on the simulated fleet."""
 
     events: Events
     fleet: Fleet
@@ -73,7 +73,7 @@ class Served:
     history: dict[str, int] = field(default_factory=dict)
 
     def follow(self, steps: Steps, then: Callable[[], None]) -> None:
-        """Take the next step; `then` after the last."""
+        """Run the steps in order, then call `then`."""
         step = next(steps, None)
         if step is None:
             then()
@@ -93,12 +93,13 @@ class Served:
             self.events.at(self.events.now + step, lambda: self.follow(steps, then))
 
     def ask(self, say: Say, then: Callable[[], None]) -> None:
-        """A request; `then` at its end."""
+        """Send a request; call `then` at its end."""
         before = self.history.get(say.thread, 0)
         prompt = before + say.tokens + (0 if before else _BRIEF_TOKENS)
         self.history[say.thread] = prompt + say.answer
         request = Request(
-            f"r{len(self.requests)}", SessionKey(DEFAULT_TENANT, f"{self.run}:{say.thread}"), bool(before), prompt, before, say.answer,
+            f"r{len(self.requests)}", SessionKey(DEFAULT_TENANT, f"{self.run}:{say.thread}"), bool(before), prompt,
+            before, say.answer,
             self.events.now, lambda r: then(), group=self.run, hop=Hop(WORKFLOW, say.agent, self.run),
         )  # fmt: skip
         self.requests.append(request)
@@ -106,9 +107,16 @@ class Served:
 
 
 def serve(
-    kind: NodeKind, nodes: int, variant: Variant, files: int, teams: int, projects: int, seed: int, lengths: TeamLengths = LENGTHS
+    kind: NodeKind,
+    nodes: int,
+    variant: Variant,
+    files: int,
+    teams: int,
+    projects: int,
+    seed: int,
+    lengths: TeamLengths = LENGTHS,
 ) -> dict[str, Any]:
-    """`teams` teams do `projects` projects each, after one that is not counted. Seconds of a project and of its requests."""
+    """Run `teams` teams with `projects` projects each, after one uncounted. Returns their latencies."""
     events = Events()
     fleet = Fleet(events, kind, nodes, variant)
     took: list[float] = []

@@ -1,4 +1,4 @@
-"""What each figure of SYMPHONY asks, simulated at the paper's scale: eight A100s, Llama-3.1-8B and Llama-2-13B. Returns plain data."""
+"""Simulates SYMPHONY's figures at the paper's scale: eight A100s, Llama-3.1-8B and Llama-2-13B. Returns plain data."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from loadtest.simulate.users import Script
 
 NODES = 8
 KIND_8B, KIND_13B = PRESETS["a100-llama-3.1-8b"], PRESETS["a100-llama-2-13b"]
-#: Longest conversations: what a device can hold of the 13B model beside others, and the paper's context of the 8B model.
+#: Longest conversations in tokens: the 8B model's context in the paper, and what fits a device beside others with 13B.
 MOST_8B, MOST_13B = 100_000, 24_000
 SYSTEMS = ("recompute", "infercept", "llumnix", "llumnix-infercept", "balanced")
-#: Loads up to where the last is past what eight devices can serve; 13B has six times the KV a token, and saturates that much sooner.
+#: Loads up to past saturation of eight devices. 13B has six times the KV per token and saturates sooner.
 USERS_8B, USERS_13B = (64, 256, 512, 1024, 1536, 2048), (64, 128, 256, 384, 512, 640, 1024)
-#: People begin within this share of the warm-up, each with a history to compute: what piles up is to be gone before anything is counted.
-BEGIN = 0.6
+#: Users start within this share of the warm-up, so that the queue of their histories is empty before counting.
+START_WITHIN = 0.6
 Load = Callable[..., list[Script]]
 
 
 @dataclass
 class Bench:
-    """Settings of all runs, and what they found. say: told of each run that has ended. load: where a figure names none."""
+    """Settings and runner of all simulations. say: called with a line after each run. load: the default load."""
 
     quick: bool
     seed: int
@@ -44,53 +44,69 @@ class Bench:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """(virtual seconds, of which are not counted)."""
+        """(virtual seconds of a run, those of them not counted)."""
         return (100.0, 50.0) if self.quick else (300.0, 160.0)
 
     @property
     def seeds(self) -> list[int]:
-        """Of figures whose differences are as small as chance."""
+        """Seeds of figures whose differences are near chance."""
         return [self.seed] if self.quick or self.load is loads.busy else [self.seed, self.seed + 1, self.seed + 2]
 
     def mean_row(self, kind: NodeKind, users: int, variant: Variant, habits: Habits | None = None) -> dict[str, Any]:
-        """A run for each of `seeds`: the means of what a row says."""
+        """A row with means over a run per seed."""
         more = {} if habits is None else {"habits": {DEFAULT_TENANT: habits}}
         rows = [row(users, variant, replace(self, seed=seed).run(kind, users, variant, **more)) for seed in self.seeds]
         named = [name for name in rows[0] if all(isinstance(r[name], float) for r in rows)]
         return rows[0] | {name: float(np.mean([r[name] for r in rows])) for name in named}
 
     def on_gpus(self, found: Outcome, span_s: tuple[float, float] | None = None) -> npt.NDArray[np.float64]:
-        """Requests on each GPU (columns) over the counted time of a run (rows, `SAMPLE_EVERY_S` each)."""
+        """Requests on each GPU (columns) over a run's counted time (rows of `SAMPLE_EVERY_S`)."""
         seconds, warm_up_s = span_s or self.seconds
         return np.array(found.fleet.loads[1 : 1 + int((seconds - warm_up_s) / SAMPLE_EVERY_S)])
 
     def users(self, every: Sequence[int]) -> tuple[int, ...]:
-        """The loads of a curve."""
+        """The loads of a curve; two of them if quick."""
         return tuple(every[1:3]) if self.quick else tuple(every)
 
-    def run(self, kind: NodeKind, users: int, variant: Variant, load: Load | None = None, *, urgent: float = 0.0, **more: Any) -> Outcome:
-        """One run."""
+    def run(
+        self,
+        kind: NodeKind,
+        users: int,
+        variant: Variant,
+        load: Load | None = None,
+        *,
+        urgent: float = 0.0,
+        **more: Any,
+    ) -> Outcome:
+        """Simulate one run."""
         seconds, warm_up_s = more.pop("span_s", self.seconds)
         most = MOST_13B if kind.model == KIND_13B.model else MOST_8B
         options = {"urgent": urgent} if urgent else {}
         said = (load or self.load)(users, seconds, most, self.seed, **options)
-        nodes, spread_s = more.pop("nodes", NODES), BEGIN * warm_up_s
-        found = simulate(Run(kind, nodes, variant, users, seconds, self.seed, warm_up_s, spread_s=spread_s, **more), said)
+        nodes, spread_s = more.pop("nodes", NODES), START_WITHIN * warm_up_s
+        found = simulate(
+            Run(kind, nodes, variant, users, seconds, self.seed, warm_up_s, spread_s=spread_s, **more), said
+        )
         f = found.figures
-        self.say(f"{kind.model}, {users} users, {variant.name}: {1000 * f['normalised_s']['mean']:.1f} ms a token, {f['real_s']:.0f} s")
+        self.say(
+            f"{kind.model}, {users} users, {variant.name}: {1000 * f['normalised_s']['mean']:.1f} ms a token, "
+            f"{f['real_s']:.0f} s"
+        )
         return found
 
-    def curve(self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int], load: Load | None = None) -> list[dict[str, Any]]:
-        """A row a system and load."""
+    def curve(
+        self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int], load: Load | None = None
+    ) -> list[dict[str, Any]]:
+        """A row per system and load."""
         return [row(n, v, self.run(kind, n, v, load)) for n in users for v in variants]
 
     def mean_curve(self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int]) -> list[dict[str, Any]]:
-        """The same, means over `seeds`."""
+        """Like `curve`, with means over `seeds`."""
         return [self.mean_row(kind, n, v) for n in users for v in variants]
 
 
 def row(users: int, variant: Variant, found: Outcome) -> dict[str, Any]:
-    """What the figures show of a run."""
+    """A run's figures."""
     f = found.figures
     return {
         "users": users,
@@ -103,7 +119,7 @@ def row(users: int, variant: Variant, found: Outcome) -> dict[str, Any]:
         "requests_per_s": f["requests_per_s"],
         "output_tokens_per_s": f["output_tokens_per_s"],
         "requests": f["requests"],
-        "under_way": f["requests_per_s"] * f["end_to_end_s"].get("mean", 0.0) / users,  # of the users, by Little's law
+        "under_way": f["requests_per_s"] * f["end_to_end_s"].get("mean", 0.0) / users,  # by Little's law
         "unfinished": f["unfinished"],
         "cached_share_returning": f["cached_share_returning"],
         "peak_to_median": f["peak_to_median"].get("whole_run"),
@@ -115,7 +131,7 @@ def row(users: int, variant: Variant, found: Outcome) -> dict[str, Any]:
 
 # ---- the motivating figures ---------------------------------------------------------------------------------------
 def figure_1(bench: Bench) -> dict[str, Any]:
-    """Requests on the most and the least loaded GPU over time, sticky sessions and ours."""
+    """Requests on the most and the least loaded GPU over time, for InferCept and ours."""
     users = 256 if bench.quick else 1024
     span_s = bench.seconds if bench.quick else (600.0, 160.0)
     found = {}
@@ -130,7 +146,7 @@ def figure_1(bench: Bench) -> dict[str, Any]:
 
 
 def figure_2(bench: Bench) -> dict[str, Any]:
-    """TPOT of one A100 with so many requests at a time, none kept waiting by a person."""
+    """TPOT of one A100 by concurrent requests, without user pauses."""
     rows = []
     for together in (1, 2, 4, 8, 16, 32, 64):
 
@@ -144,12 +160,14 @@ def figure_2(bench: Bench) -> dict[str, Any]:
 
         found = bench.run(KIND_8B, together, VARIANTS["recompute"], at_once, nodes=1)
         step_s, _ = KIND_8B.costs.decode(together, together * 2200.0)
-        rows.append({"requests_at_a_time": together, "tpot_s": found.figures["tpot_s"]["mean"], "decode_step_s": step_s})
+        rows.append(
+            {"requests_at_a_time": together, "tpot_s": found.figures["tpot_s"]["mean"], "decode_step_s": step_s}
+        )
     return {"model": KIND_8B.model, "context_tokens": 2200, "rows": rows}
 
 
 def figure_4(bench: Bench) -> dict[str, Any]:
-    """Time to first token of a returning turn by the length of its history: computed again, swapped in before or while it computes."""
+    """TTFT of a returning turn by the length of its history: recomputed, swapped in first, or loaded layer-wise."""
     kind, new = a100(LLAMA_2_7B, 32_768), 113
     rows = []
     for history in (512, 1024, 2048, 4096, 8192, 16_384):
@@ -169,7 +187,7 @@ def figure_4(bench: Bench) -> dict[str, Any]:
 
 
 def figure_5(bench: Bench) -> dict[str, Any]:
-    """The share of a turn's prompt that had been computed before, by turn."""
+    """The share of a prompt that earlier turns already computed, by turn."""
     sums: dict[int, list[float]] = {}
     turns = [0, 0]
     lengths = []
@@ -198,7 +216,7 @@ def figure_5(bench: Bench) -> dict[str, Any]:
 
 
 def figure_6(bench: Bench) -> dict[str, Any]:
-    """Recompute, swap, and swap with the KV migrated when a request comes, on eight GPUs."""
+    """Recompute, swap, and swap with migration when a request arrives, on eight GPUs."""
     variants = [VARIANTS[n] for n in ("recompute", "infercept", "infercept-migration")]
     found = {"8b": (KIND_8B, (256, 1024, 1536)), "13b": (KIND_13B, (128, 384, 512))}
     return {name: bench.curve(kind, variants, bench.users(users)) for name, (kind, users) in found.items()}
@@ -211,24 +229,28 @@ def figure_11(bench: Bench) -> dict[str, Any]:
 
 
 def figure_12(bench: Bench) -> dict[str, Any]:
-    """The same, Llama-2-13B."""
+    """Like figure 11, Llama-2-13B."""
     return against_users(bench, KIND_13B, USERS_13B, bench.mean_curve) | {"seeds": bench.seeds}
 
 
-def against_users(bench: Bench, kind: NodeKind, users: Sequence[int], curve: Callable[..., list[dict[str, Any]]]) -> dict[str, Any]:
-    """All systems at rising load, and where they cross."""
+def against_users(
+    bench: Bench, kind: NodeKind, users: Sequence[int], curve: Callable[..., list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """All systems at rising load, and where their curves cross."""
     rows = curve(kind, [VARIANTS[n] for n in SYSTEMS], bench.users(users))
     return {"model": kind.model, "rows": rows, "crossings": crossings(rows), "users_at_equal_tpot": at_equal(rows)}
 
 
 def figure_13(bench: Bench) -> dict[str, Any]:
-    """The same systems on bursts."""
-    rows = bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536)), loads.burstgpt_like)
+    """The systems of figure 11 under bursts."""
+    rows = bench.curve(
+        KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536)), loads.burstgpt_like
+    )
     return {"model": KIND_8B.model, "rows": rows, "crossings": crossings(rows)}
 
 
 def figure_14(bench: Bench) -> dict[str, Any]:
-    """KV in remote storage behind a slow link: LMCache's way, and ours with and without its codec."""
+    """KV in remote storage behind a slow link: LMCache, and ours with and without its codec."""
     codec = VARIANTS["lmcache"].has
     remote = frozenset((HBM, DRAM, BLOB))
     coded = Mechanisms(remote, codec=codec.codec, decode_bytes_per_s=codec.decode_bytes_per_s)
@@ -263,7 +285,7 @@ def figure_15(bench: Bench) -> dict[str, Any]:
 
 
 def figure_16(bench: Bench) -> dict[str, Any]:
-    """Teams of agents write 4, 8 and 12 files each: few teams, whose tools take most of the time, and many."""
+    """Few and many teams of agents that write 4, 8 and 12 files each."""
     rows = []
     for teams, files in [(4, 4)] if bench.quick else [(teams, files) for teams in (24, 96) for files in (4, 8, 12)]:
         for name in ("recompute", "parrot", "infercept", "balanced-no-hints", "balanced"):
@@ -275,7 +297,9 @@ def figure_16(bench: Bench) -> dict[str, Any]:
 
 def figure_17(bench: Bench) -> dict[str, Any]:
     """Each mechanism switched off."""
-    variants = [VARIANTS[n] for n in ("balanced", "no-cooperative", "no-layer-priority", "no-layerwise", "balanced-no-hints")]
+    variants = [
+        VARIANTS[n] for n in ("balanced", "no-cooperative", "no-layer-priority", "no-layerwise", "balanced-no-hints")
+    ]
     variants.append(replace(VARIANTS["sticky"], name="no balancing"))
     rows = bench.mean_curve(KIND_13B, variants, bench.users((128, 256, 384, 512)))
     return {"model": KIND_13B.model, "seeds": bench.seeds, "rows": rows}
@@ -285,7 +309,9 @@ def figure_18(bench: Bench) -> dict[str, Any]:
     """Prompts of 1,024 tokens, answers of one."""
     return {
         "model": KIND_8B.model,
-        "rows": bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((64, 128, 256, 384, 512)), loads.prefill_heavy),
+        "rows": bench.curve(
+            KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((64, 128, 256, 384, 512)), loads.prefill_heavy
+        ),
     }
 
 
@@ -294,13 +320,16 @@ def figure_19(bench: Bench) -> dict[str, Any]:
     users = 256 if bench.quick else 512
     rows = []
     for missed in (0.0, 1.0) if bench.quick else (0.0, 0.1, 0.25, 0.5, 0.75, 1.0):
-        rows.append({"missed": missed} | bench.mean_row(KIND_13B, users, VARIANTS["balanced"], Habits(missed=missed, expected=False)))
+        rows.append(
+            {"missed": missed}
+            | bench.mean_row(KIND_13B, users, VARIANTS["balanced"], Habits(missed=missed, expected=False))
+        )
     others = [bench.mean_row(KIND_13B, users, VARIANTS[n]) for n in ("infercept", "sticky")]
     return {"model": KIND_13B.model, "users": users, "seeds": bench.seeds, "rows": rows, "stateful": others}
 
 
 def figure_20(bench: Bench) -> dict[str, Any]:
-    """Hints for nothing."""
+    """Spurious hints."""
     users = 256 if bench.quick else 512
     rows = []
     for spurious in (0.0, 0.6) if bench.quick else (0.0, 0.2, 0.4, 0.6, 0.9):
@@ -310,7 +339,7 @@ def figure_20(bench: Bench) -> dict[str, Any]:
 
 
 def figure_21(bench: Bench) -> dict[str, Any]:
-    """A share of the sessions has priority: ours, and vLLM's priority scheduling."""
+    """A share of the sessions has priority: vLLM's priority scheduling and ours."""
     users = 256 if bench.quick else 512
     rows = []
     for share in (0.3,) if bench.quick else (0.1, 0.3, 0.5):
@@ -319,14 +348,15 @@ def figure_21(bench: Bench) -> dict[str, Any]:
             for priority, who in (("-1", "prioritised"), ("0", "regular")):
                 its = f["by_priority"][priority]
                 rows.append(
-                    {"share": share, "system": name, "who": who} | {k: its[k]["mean"] for k in ("tpot_s", "ttft_s", "normalised_s")}
+                    {"share": share, "system": name, "who": who}
+                    | {k: its[k]["mean"] for k in ("tpot_s", "ttft_s", "normalised_s")}
                 )
     return {"model": KIND_13B.model, "users": users, "rows": rows}
 
 
-# ---- what curves say ----------------------------------------------------------------------------------------------
+# ---- curves -------------------------------------------------------------------------------------------------------
 def crossings(rows: Sequence[dict[str, Any]], what: str = "normalised_s") -> list[dict[str, Any]]:
-    """Where one system's curve passes another's: pairs with the loads between which their order turns."""
+    """Pairs of systems whose curves cross by over 5 %, with the loads between which they do."""
     users = sorted({r["users"] for r in rows})
     at = {(r["system"], r["users"]): r[what] for r in rows}
     names = list(dict.fromkeys(r["system"] for r in rows))
@@ -337,12 +367,14 @@ def crossings(rows: Sequence[dict[str, Any]], what: str = "normalised_s") -> lis
                 before, after = at[a, low] / at[b, low] - 1, at[a, high] / at[b, high] - 1
                 if before * after < 0 and max(abs(before), abs(after)) > 0.05:
                     faster = a if after < 0 else b
-                    found.append({"between_users": [low, high], "faster_after": faster, "faster_before": b if faster == a else a})
+                    found.append(
+                        {"between_users": [low, high], "faster_after": faster, "faster_before": b if faster == a else a}
+                    )
     return found
 
 
 def at_equal(rows: Sequence[dict[str, Any]], what: str = "tpot_s") -> list[dict[str, Any]]:
-    """For each other system and load: how many users ours serves at the same value, between the loads that were run."""
+    """For each other system and load: our users at the same value, interpolated between loads."""
     ours = sorted((r["users"], r[what]) for r in rows if r["system"] == "balanced")
     found = []
     for r in rows:
@@ -356,17 +388,27 @@ def at_equal(rows: Sequence[dict[str, Any]], what: str = "tpot_s") -> list[dict[
         if beyond is not None:
             low = reached[-1][1]
             users += (r[what] - low) / (beyond[1] - low) * (beyond[0] - users)
-        found.append({"system": r["system"], "users": r["users"], what: r[what], "ours": round(users), "at_least": beyond is None})
+        found.append(
+            {
+                "system": r["system"],
+                "users": r["users"],
+                what: r[what],
+                "ours": round(users),
+                "at_least": beyond is None,
+            }
+        )
     return found
 
 
 def busy(figure: Callable[[Bench], dict[str, Any]]) -> Callable[[Bench], dict[str, Any]]:
-    """The figure of people who are as busy as the paper's."""
+    """The figure with users as busy as the paper's."""
     return lambda bench: figure(replace(bench, load=loads.busy))
 
 
 FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "11": figure_11, "12": figure_12, "15": figure_15, "1": figure_1, "17": figure_17, "18": figure_18, "13": figure_13, "19": figure_19,
-    "20": figure_20, "21": figure_21, "16": figure_16, "14": figure_14, "6": figure_6, "2": figure_2, "4": figure_4, "5": figure_5,
+    "11": figure_11, "12": figure_12, "15": figure_15, "1": figure_1, "17": figure_17, "18": figure_18, "13": figure_13,
+    "19": figure_19,
+    "20": figure_20, "21": figure_21, "16": figure_16, "14": figure_14, "6": figure_6, "2": figure_2, "4": figure_4,
+    "5": figure_5,
 }  # fmt: skip
 FIGURES |= {f"{name}-busy": busy(FIGURES[name]) for name in ("1", "11", "12", "15", "17")}

@@ -1,5 +1,4 @@
-"""The figures as pictures: plain axes, one colour, marker and line a system throughout, to be told apart by the colour-blind and in grey
-(Okabe and Ito's palette)."""
+"""Draws the figures. Each system keeps its colour, marker and line, distinct in grey too (Okabe and Ito's palette)."""
 
 from __future__ import annotations
 
@@ -39,12 +38,13 @@ WIDE, NARROW, HIGH = 9.6, 5.4, 3.4
 
 
 def draw(name: str, found: dict[str, Any], path: Path, dots_per_inch: int = 130) -> None:
-    """Write the picture of a figure's data."""
+    """Draw a figure's data and write the picture to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(
         {
             "font.size": 9, "axes.grid": True, "grid.color": "#dddddd", "grid.linewidth": 0.6, "axes.spines.top": False,
-            "axes.spines.right": False, "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.6, "lines.markersize": 5,
+            "axes.spines.right": False, "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.6,
+            "lines.markersize": 5,
             "figure.constrained_layout.use": True, "axes.titlesize": 9, "axes.titleweight": "bold",
         }
     ):  # fmt: skip
@@ -53,8 +53,10 @@ def draw(name: str, found: dict[str, Any], path: Path, dots_per_inch: int = 130)
         plt.close(figure)
 
 
-def curves(axes: Axes, rows: Sequence[dict[str, Any]], what: str, factor: float = 1.0, label: str = "", *, log: bool = False) -> None:
-    """A line a system against users."""
+def curves(
+    axes: Axes, rows: Sequence[dict[str, Any]], what: str, factor: float = 1.0, label: str = "", *, log: bool = False
+) -> None:
+    """Draw a line per system against users."""
     for name in dict.fromkeys(r["system"] for r in rows):
         points = [(r["users"], factor * r[what]) for r in rows if r["system"] == name and r[what] is not None]
         title, colour, marker, line = STYLES[name]
@@ -69,7 +71,7 @@ def curves(axes: Axes, rows: Sequence[dict[str, Any]], what: str, factor: float 
 
 
 def logarithmic(axes: Axes) -> None:
-    """A logarithmic height with plain numbers."""
+    """Set a logarithmic y axis with plain numbers."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -77,12 +79,12 @@ def logarithmic(axes: Axes) -> None:
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """One for all panels, above them."""
+    """Draw one legend above all panels."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns)
 
 
 def panels(count: int, height: float = HIGH) -> tuple[Figure, list[Axes]]:
-    """Side by side."""
+    """Panels side by side."""
     figure, axes = plt.subplots(1, count, figsize=(NARROW if count == 1 else WIDE, height))
     return figure, [axes] if count == 1 else list(axes)
 
@@ -112,7 +114,15 @@ def figure_1(found: dict[str, Any]) -> Figure:
     for ax, (name, series) in zip(axes, found["systems"].items(), strict=True):
         title, colour, _, _ = STYLES[name]
         times = [found["every_s"] * n for n in range(len(series["most"]))]
-        ax.fill_between(times, series["least"], series["most"], color=colour, alpha=0.25, linewidth=0, label="least to most loaded GPU")
+        ax.fill_between(
+            times,
+            series["least"],
+            series["most"],
+            color=colour,
+            alpha=0.25,
+            linewidth=0,
+            label="least to most loaded GPU",
+        )
         ax.plot(times, series["mean"], color=colour, label="mean of the GPUs")
         ax.set(title=title, xlabel="time (s)", ylabel="requests on a GPU", ylim=(0, top))
         ax.legend(loc="upper left")
@@ -122,7 +132,13 @@ def figure_1(found: dict[str, Any]) -> Figure:
 def figure_2(found: dict[str, Any]) -> Figure:
     figure, (ax,) = panels(1)
     at = [r["requests_at_a_time"] for r in found["rows"]]
-    ax.plot(at, [1000 * r["tpot_s"] for r in found["rows"]], color="#000000", marker="s", label="served, each new prompt computed")
+    ax.plot(
+        at,
+        [1000 * r["tpot_s"] for r in found["rows"]],
+        color="#000000",
+        marker="s",
+        label="served, each new prompt computed",
+    )
     ax.plot(
         at,
         [1000 * r["decode_step_s"] for r in found["rows"]],
@@ -149,7 +165,14 @@ def figure_4(found: dict[str, Any]) -> Figure:
         ("already_there_s", "in HBM before the request came", "#0072B2", "o", "-"),
     )
     for what, title, colour, marker, line in kinds:
-        ax.plot([r["history_tokens"] for r in rows], [r[what] for r in rows], color=colour, marker=marker, linestyle=line, label=title)
+        ax.plot(
+            [r["history_tokens"] for r in rows],
+            [r[what] for r in rows],
+            color=colour,
+            marker=marker,
+            linestyle=line,
+            label=title,
+        )
     ax.set_xscale("log", base=2)
     logarithmic(ax)
     ax.set_xticks([r["history_tokens"] for r in rows], [f"{r['history_tokens']:,}" for r in rows])
@@ -186,7 +209,12 @@ def figure_15(found: dict[str, Any]) -> Figure:
         for at, (name, its) in enumerate(shown.items()):
             _, colour, _, _ = STYLES[name]
             ax.bar(at, its["peak_to_median"]["whole_run"], 0.6, color=colour)
-            ax.annotate(f"{its['peak_to_median']['whole_run']:.1f}", (at, its["peak_to_median"]["whole_run"]), ha="center", va="bottom")
+            ax.annotate(
+                f"{its['peak_to_median']['whole_run']:.1f}",
+                (at, its["peak_to_median"]["whole_run"]),
+                ha="center",
+                va="bottom",
+            )
         ax.set_xticks(range(len(shown)), [STYLES[n][0].replace(" ", "\n", 1) for n in shown])
         ax.set(title=title, ylabel="peak load over median load (requests)", ylim=(0, top))
         ax.xaxis.grid(False)
@@ -194,11 +222,17 @@ def figure_15(found: dict[str, Any]) -> Figure:
 
 
 def bars(ax: Axes, groups: Sequence[str], series: dict[str, Sequence[float]], label: str) -> None:
-    """Groups side by side, a bar a system."""
+    """Draw groups of bars, one bar per system."""
     width = 0.8 / len(series)
     for n, (name, values) in enumerate(series.items()):
         title, colour, _, _ = STYLES[name]
-        ax.bar([g + (n - (len(series) - 1) / 2) * width for g in range(len(groups))], values, width * 0.92, color=colour, label=title)
+        ax.bar(
+            [g + (n - (len(series) - 1) / 2) * width for g in range(len(groups))],
+            values,
+            width * 0.92,
+            color=colour,
+            label=title,
+        )
     ax.set_xticks(range(len(groups)), groups)
     ax.set_ylabel(label)
     ax.xaxis.grid(False)
@@ -211,14 +245,19 @@ def figure_16(found: dict[str, Any]) -> Figure:
         rows = [r for r in found["rows"] if r["teams"] == count]
         names = list(dict.fromkeys(r["system"] for r in rows))
         files = [f"{n} files" for n in sorted({r["files"] for r in rows})]
-        bars(ax, files, {s: [r["project_mean_s"] for r in rows if r["system"] == s] for s in names}, "seconds a project, mean")
+        bars(
+            ax,
+            files,
+            {s: [r["project_mean_s"] for r in rows if r["system"] == s] for s in names},
+            "seconds a project, mean",
+        )
         ax.set_title(f"{count} teams at a time")
     legend(figure, axes[0], 5)
     return figure
 
 
 def figure_18(found: dict[str, Any]) -> Figure:
-    figure, axes = panels(2, 3.8)  # an answer is one token: its latency is its TTFT
+    figure, axes = panels(2, 3.8)  # answers are one token, so latency is TTFT
     curves(axes[0], found["rows"], "ttft_s", 1, "TTFT, mean (s)", log=True)
     curves(axes[1], found["rows"], "ttft_p99_s", 1, "TTFT, 99th percentile (s)", log=True)
     legend(figure, axes[0], 5)
@@ -232,7 +271,13 @@ def figure_19(found: dict[str, Any]) -> Figure:
         (axes[0], "normalised_s", 1000, "normalised latency, mean (ms a token)"),
         (axes[1], "ttft_s", 1, "TTFT, mean (s)"),
     ):
-        ax.plot([100 * r["missed"] for r in rows], [factor * r[what] for r in rows], color="#0072B2", marker="o", label="Upbeat")
+        ax.plot(
+            [100 * r["missed"] for r in rows],
+            [factor * r[what] for r in rows],
+            color="#0072B2",
+            marker="o",
+            label="Upbeat",
+        )
         for r in found["stateful"]:
             title, colour, _, line = STYLES[r["system"]]
             ax.axhline(factor * r[what], color=colour, linestyle=line, label=f"{title}, no hints")
@@ -259,7 +304,10 @@ def figure_21(found: dict[str, Any]) -> Figure:
     figure, axes = panels(2, 3.8)
     shares, kinds = sorted({r["share"] for r in found["rows"]}), ("prioritised", "regular")
     series = [(system, who) for system in ("recompute", "balanced") for who in kinds]
-    for ax, what, factor, label in ((axes[0], "tpot_s", 1000, "TPOT, mean (ms)"), (axes[1], "ttft_s", 1, "TTFT, mean (s)")):
+    for ax, what, factor, label in (
+        (axes[0], "tpot_s", 1000, "TPOT, mean (ms)"),
+        (axes[1], "ttft_s", 1, "TTFT, mean (s)"),
+    ):
         for n, (system, who) in enumerate(series):
             title, colour, _, _ = STYLES[system]
             heights = [factor * r[what] for r in found["rows"] if (r["system"], r["who"]) == (system, who)]
@@ -276,5 +324,6 @@ def figure_21(found: dict[str, Any]) -> Figure:
 DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
     "1": figure_1, "2": figure_2, "4": figure_4, "5": figure_5, "6": figure_6, "11": against_users, "12": against_users,
     "13": against_users,
-    "14": _two, "15": figure_15, "16": figure_16, "17": _two, "18": figure_18, "19": figure_19, "20": figure_20, "21": figure_21,
+    "14": _two, "15": figure_15, "16": figure_16, "17": _two, "18": figure_18, "19": figure_19, "20": figure_20,
+    "21": figure_21,
 }  # fmt: skip

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """The figures in README.md and bench/*/README.md, from the JSON beside them.
 
-    .venv/bin/python bench/telling.py            # write the results again into every README, after a measurement (`make figures`)
-    .venv/bin/python bench/telling.py --check    # say what differs, and which number has nothing behind it; also a test
+    .venv/bin/python bench/write_figures.py            # rewrite the results in every README (`make figures`)
+    .venv/bin/python bench/write_figures.py --check    # list what differs, and numbers without a source; also a test
 
-A bench's `told.py` has `result()`, the Markdown between `<!-- result -->` and `<!-- end of result -->` of its README; `bench/told.py` has
-that of README.md. Numbers that come from a JSON are `Figure`s and remain so in sums, ratios, minima: printed, they leave marks, which are
-removed before the text is written. So it is known of each number in a README whether a measurement is behind it. Those without are
-settings, aims, or what others have published; they are in `bench/declared.json`, and one that is not there is an error.
+`result()` of a bench's `report.py` returns the Markdown between `<!-- result -->` and `<!-- end of result -->` of its
+README; `bench/report.py` has that of README.md. Numbers from a JSON are `Figure`s, also after arithmetic. Printed, they
+leave marks, which are removed before the text is written. Every other number of a README (a setting, an aim, a
+published figure) must be in `bench/declared.json`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _WIDTH = 140
 BEGIN, END = "<!-- result -->", "<!-- end of result -->"
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARKED = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
-#: A number, and the word after it, by which it is declared.
+#: A number with the word after it; declared.json lists it in this form.
 _NUMBER = re.compile(r"(?<![\w.,/-])[-+]?\d[\d,]*(?:\.\d+)?(?: ?[%A-Za-z]+)?")
 
 
 class Figure(float):
-    """A number that was measured, or was computed from such."""
+    """A number that was measured or computed from measured ones."""
 
     def __format__(self, spec: str) -> str:
         return _OPEN + (float.__format__(self, spec) if spec else f"{float(self):g}") + _CLOSE
@@ -45,18 +45,20 @@ class Figure(float):
         return lambda *of: Figure(operation(*of))
 
     __add__, __radd__, __sub__, __rsub__ = map(_of, (float.__add__, float.__radd__, float.__sub__, float.__rsub__))
-    __mul__, __rmul__, __truediv__, __rtruediv__ = map(_of, (float.__mul__, float.__rmul__, float.__truediv__, float.__rtruediv__))
+    __mul__, __rmul__, __truediv__, __rtruediv__ = map(
+        _of, (float.__mul__, float.__rmul__, float.__truediv__, float.__rtruediv__)
+    )
     __round__ = _of(float.__round__)
     __neg__, __abs__ = map(_of, (float.__neg__, float.__abs__))
 
 
 def read(path: Path) -> Any:
-    """A committed JSON; its numbers are figures."""
+    """Read a committed JSON; its numbers are figures."""
     return json.loads(path.read_text(), parse_float=Figure, parse_int=Figure)
 
 
 def quoted(text: str) -> str:
-    """A text from a JSON, with its numbers."""
+    """Mark a text from a JSON, so that its numbers count as figures."""
     return f"{_OPEN}{text}{_CLOSE}"
 
 
@@ -67,19 +69,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def stretch(values: Sequence[float], spec: str) -> str:
-    """`least to most`, or one where they are the same."""
+    """`least to most`, or one value if both print alike."""
     least, most = f"{min(values):{spec}}", f"{max(values):{spec}}"
     return least if least == most else f"{least} to {most}"
 
 
 def readmes() -> list[Path]:
-    """README.md, and every bench's."""
+    """README.md and every bench's README."""
     return [ROOT / "README.md", *sorted(ROOT.glob("bench/*/README.md"))]
 
 
 def told(readme: Path) -> str | None:
-    """The result of this README, with marks; None: it has none."""
-    path = readme.with_name("told.py") if readme.parent != ROOT else ROOT / "bench" / "told.py"
+    """The result of this README with marks; None if it has no report.py."""
+    path = readme.with_name("report.py") if readme.parent != ROOT else ROOT / "bench" / "report.py"
     if not path.exists():
         return None
     spec = importlib.util.spec_from_file_location(f"told_{readme.parent.name}", path)
@@ -94,9 +96,11 @@ def told(readme: Path) -> str | None:
 
 
 def plain(marked: str) -> str:
-    """As it is written: without marks, paragraphs wrapped."""
+    """The text without marks, with wrapped paragraphs."""
     text = marked.replace(_OPEN, "").replace(_CLOSE, "")
-    return "\n\n".join(part if part.startswith(("|", "#", "!", "-", "    ")) else _wrapped(part) for part in text.split("\n\n"))
+    return "\n\n".join(
+        part if part.startswith(("|", "#", "!", "-", "    ")) else _wrapped(part) for part in text.split("\n\n")
+    )
 
 
 def _wrapped(paragraph: str) -> str:
@@ -104,30 +108,44 @@ def _wrapped(paragraph: str) -> str:
 
 
 def parts(text: str) -> tuple[str, str, str]:
-    """Before the result, the result, and after it."""
+    """(text before the result, the result, text after it)."""
     before, begin, rest = text.partition(BEGIN)
     inside, _, after = rest.partition(END)
     return (before, inside.strip("\n"), after) if begin else (text, "", "")
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers of a text, with the word after each; not those in code, links, or list markers."""
-    for pattern in (r"^    .*$", r"```.*?```", r"`[^`\n]*`", r"\]\([^)]*\)", r"https?://\S+", r"^\d+\. ", r"\d{4}-\d\d-\d\d"):
+    """The numbers of a text, each with the word after it; without those in code, links and list markers."""
+    for pattern in (
+        r"^    .*$",
+        r"```.*?```",
+        r"`[^`\n]*`",
+        r"\]\([^)]*\)",
+        r"https?://\S+",
+        r"^\d+\. ",
+        r"\d{4}-\d\d-\d\d",
+    ):
         text = re.sub(pattern, " ", text, flags=re.MULTILINE | re.DOTALL if "```" in pattern else re.MULTILINE)
     return [found.rstrip(",") for found in _NUMBER.findall(text)]
 
 
 def complaints(readme: Path, text: str, marked: str | None, declared: Sequence[str]) -> list[str]:
-    """What is wrong with the figures of a README. marked: its result as it follows from the JSON."""
+    """Errors in the figures of a README. marked: the result that follows from its JSON; None if it has no report.py."""
     name = readme.relative_to(ROOT).as_posix()
     before, inside, after = parts(text)
     wrong = []
     if marked is not None and inside != plain(marked):
-        lines = difflib.unified_diff(inside.splitlines(), plain(marked).splitlines(), "it says", "its JSON says", lineterm="", n=0)
+        lines = difflib.unified_diff(
+            inside.splitlines(), plain(marked).splitlines(), "it says", "its JSON says", lineterm="", n=0
+        )
         wrong.append(f"{name} is not what its JSON says; `make figures` writes it again:\n" + "\n".join(lines))
     outside = numbers(before) + numbers(after) + (numbers(inside) if marked is None else [])
     loose = outside + numbers(_MARKED.sub(" ", marked or ""))
-    wrong += [f"{name}: {number!r} comes from no JSON and is not in bench/declared.json" for number in loose if number not in declared]
+    wrong += [
+        f"{name}: {number!r} comes from no JSON and is not in bench/declared.json"
+        for number in loose
+        if number not in declared
+    ]
     wrong += [f"bench/declared.json: {name} has no {number!r} any more" for number in declared if number not in loose]
     return wrong
 

@@ -1,11 +1,11 @@
-"""The result of README.md, from result.json."""
+"""The result in README.md, from result.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from telling import read, table
+from write_figures import read, table
 
 
 def percent(share: Any) -> str:
@@ -27,7 +27,12 @@ def result() -> str:
         for codec, of in codecs.items()
     ]
     rates = [
-        [f"{shape}, {codec}", f"{of['encode_gb_s']:.2f}", f"{of['decode_gb_s']:.2f}", f"{100 * of['relative_rms_error']:.1f} %"]
+        [
+            f"{shape}, {codec}",
+            f"{of['encode_gb_s']:.2f}",
+            f"{of['decode_gb_s']:.2f}",
+            f"{100 * of['relative_rms_error']:.1f} %",
+        ]
         for shape, codecs in speed.items()
         for codec, of in codecs.items()
         if codec in ("fp8", "k16v8")
@@ -35,17 +40,15 @@ def result() -> str:
     raw, count = found["speed"]["8B bfloat16"]["raw"], greedy["float32"]["raw"]["answers"]
     changed = [(1 - greedy["float32"][codec]["identical_to_raw_rate"]) * count for codec in ("fp8", "k16v8")]
     return f"""
-`bench/codecs/run`, 2026-11-21, two cores that others used heavily at the same time (the speeds are low bounds), no accelerator,
-with the demo model of that day
+`bench/codecs/run`, 2026-11-21, two cores under heavy other load (speeds are lower bounds), no accelerator, with the demo model of that day
 (`result.json`):
 
 {table((f"{count:.0f} answers", "exact", "identical to raw", "KV smaller", "files smaller"), answers)}
 
-So fp8 changed {changed[0]:.0f} answers, and k16v8 {changed[1]:.0f}. Files shrink less than KV because the demo model's pieces are small (16 and
-32 KiB) and each begins at a multiple of 4 KiB, after a header of 4 KiB a chunk.
+fp8 changed {changed[0]:.0f} answers, k16v8 {changed[1]:.0f}. Files shrink less than KV because the demo model's pieces are small (16 and
+32 KiB), are aligned to 4 KiB, and each chunk has a header of 4 KiB.
 
 {table(("one thread, GB/s of KV", "encode", "decode", "error"), [*rates, ["a copy; a checksum", f"{raw['copy_gb_s']:.0f}", f"{raw['checksum_gb_s']:.0f}", ""]])}
 
-A codec on the host is slower than an SSD. It is for blob stores behind a network, and for disks that are too small. CacheGen was not run: there was
-no CUDA device.
+A codec on the host is slower than an SSD: use it for remote blob stores and for small disks. CacheGen was not run, for lack of a CUDA device.
 """

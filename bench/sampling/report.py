@@ -1,10 +1,10 @@
-"""The result of README.md, from result.json."""
+"""The result in README.md, from result.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from telling import read, table
+from write_figures import read, table
 
 GRAMMARS = {
     "json_schema": "`json_schema`, four properties",
@@ -17,17 +17,23 @@ PARTS = ("mask_us", "mask_p99_us", "apply_us", "take_us", "total_us")
 
 def result() -> str:
     found = read(Path(__file__).with_name("result.json"))
-    chosen = [[quoted_setting, *(f"{us:.0f}" for us in of.values())] for quoted_setting, of in found["sampling_us_per_row"].items()]
+    chosen = [
+        [quoted_setting, *(f"{us:.0f}" for us in of.values())]
+        for quoted_setting, of in found["sampling_us_per_row"].items()
+    ]
     batches = [f"batch {size}" for size in next(iter(found["sampling_us_per_row"].values()))]
     of = found["grammars"]
-    grammars = [[text, *(f"{of[name][part]:.0f}" for part in PARTS), f"{of[name]['compile_ms']:.0f} ms"] for name, text in GRAMMARS.items()]
+    grammars = [
+        [text, *(f"{of[name][part]:.0f}" for part in PARTS), f"{of[name]['compile_ms']:.0f} ms"]
+        for name, text in GRAMMARS.items()
+    ]
     return f"""
-`bench/sampling/run`, 2026-11-21, one thread on two cores that others used heavily at the same time, so these are upper bounds (`result.json`):
+`bench/sampling/run`, 2026-11-21, one thread on two cores under heavy other load, so these are upper bounds (`result.json`):
 
 {table(("microseconds a row", *batches), chosen)}
 
 {table(("microseconds a token", "mask", "mask, p99", "applying it", "taking the token", "in all", "compiled in"), grammars)}
 
-The tables of the vocabulary take {of["vocabulary"]["tables_ms"]:.0f} ms, once, with the first grammar, on a thread of their own. Random logits are the
-worst case of top_p: of a model's, far fewer tokens reach 0.9.
+The vocabulary's tables take {of["vocabulary"]["tables_ms"]:.0f} ms once, with the first grammar, on their own thread. Random logits are the worst case for top_p:
+with a model's, far fewer tokens reach 0.9.
 """

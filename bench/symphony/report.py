@@ -1,4 +1,4 @@
-"""The results of README.md, from results/figure-*.json: beside what the paper says, ours and the others' over ours."""
+"""The results in README.md, from results/figure-*.json: the paper's statement, then ours and the ratios over ours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from telling import read, table
+from write_figures import read, table
 
 HERE = Path(__file__).parent
 NAMES = {
@@ -29,13 +29,22 @@ def by(rows: Sequence[Any]) -> dict[tuple[int, str], Any]:
     return {(int(row["users"]), row["system"]): row for row in rows}
 
 
-def over(rows: Sequence[Any], of: Sequence[str], base: str = "balanced", systems: Sequence[str] = OTHERS, users: Sequence[int] = ()) -> str:
-    """A table: how many times `base`'s each system's figures are, by users."""
+def over(
+    rows: Sequence[Any],
+    of: Sequence[str],
+    base: str = "balanced",
+    systems: Sequence[str] = OTHERS,
+    users: Sequence[int] = (),
+) -> str:
+    """A table of each system's figures over those of `base`, by users."""
     found = by(rows)
     loads = users or sorted({n for n, _ in found})
     titles = {E2E: "end to end", TPOT: "TPOT", TTFT: "TTFT"}
     lines = [
-        [f"{titles[name]}, {NAMES.get(system, system)}", *(f"{found[n, system][name] / found[n, base][name]:.2f} x" for n in loads)]
+        [
+            f"{titles[name]}, {NAMES.get(system, system)}",
+            *(f"{found[n, system][name] / found[n, base][name]:.2f} x" for n in loads),
+        ]
         for name in of
         for system in systems
     ]
@@ -43,9 +52,12 @@ def over(rows: Sequence[Any], of: Sequence[str], base: str = "balanced", systems
 
 
 def equal(document: Any, users: Sequence[int]) -> str:
-    """Users of ours at vLLM's TPOT."""
+    """The number of our users at vLLM's TPOT, for each of `users`."""
     rows = {int(row["users"]): row for row in document["users_at_equal_tpot"] if row["system"] == "recompute"}
-    told = [f"{rows[n]['users']:,.0f} are {'at least ' if rows[n]['at_least'] else ''}{rows[n]['ours']:,.0f} of ours" for n in users]
+    told = [
+        f"{rows[n]['users']:,.0f} are {'at least ' if rows[n]['at_least'] else ''}{rows[n]['ours']:,.0f} of ours"
+        for n in users
+    ]
     return ", ".join(told)
 
 
@@ -58,13 +70,13 @@ def one_and_two() -> str:
 
 ![figure 1](pictures/figure-1.png)
 
-Paper: up to 300 requests between the most and the least loaded GPU with InferCept, at 1,024 users. Here the requests on a GPU, means of ten
-seconds, are {spread}. In the paper the most loaded GPU alone has more requests than all eight here.
+Paper: the most and the least loaded GPU differ by up to 300 requests with InferCept, at 1,024 users. Here, requests per GPU (ten-second means):
+{spread}. The paper's most loaded GPU has more requests than all eight here.
 
 ![figure 2](pictures/figure-2.png)
 
-Paper: 32 requests at a time instead of 8 "can lead to almost double the latency". Here a token takes {token:.1f} x when every prompt is computed on
-the way, and {step:.1f} x for decoding alone: it is the prompts of the others that make a token late.
+Paper: 32 requests at a time instead of 8 "can lead to almost double the latency". Here a token takes {token:.1f} x with prompts computed between
+decode steps, and {step:.1f} x for decoding alone.
 """
 
 
@@ -87,13 +99,12 @@ def four_and_five() -> str:
 
 Paper: prefill is 4.9 x faster with swapping. Here, Llama-2-7B on one A100:
 
-{table(("tokens of history", "computed again", "loaded from DRAM", "layer by layer", "in HBM before"), lines)}
+{table(("tokens of history", "recomputed", "loaded from DRAM", "loaded layer by layer", "already in HBM"), lines)}
 
 ![figure 5](pictures/figure-5.png)
 
-Paper: over 50 % of the tokens were computed before after three turns, over 99 % in all of ShareGPT. Here, of the second, third and eighth turn's
-prompt: {shares}; {100 * found["share_of_recomputed_tokens_all"]:.0f} % over all turns up to the twentieth (conversations have {found["longest_turns"]:.0f} turns at
-most, there over 400).
+Share of prompt tokens that an earlier turn already computed. Paper: over 50 % after three turns, over 99 % in all of ShareGPT. Here, at the second,
+third and eighth turn: {shares}; {100 * found["share_of_recomputed_tokens_all"]:.0f} % over the first twenty turns (conversations have at most {found["longest_turns"]:.0f} turns, ShareGPT's over 400).
 """
 
 
@@ -105,12 +116,12 @@ def six() -> str:
 
 ![figure 6](pictures/figure-6.png)
 
-Paper: on eight GPUs recomputing is fastest, InferCept behind it, and InferCept that migrates a session's KV when its request comes last. **Here
-recompute is slowest**: sticky sessions lose in the paper because they are out of balance, and ours are not. With Llama-3.1-8B:
+Paper, eight GPUs, fastest first: recompute, InferCept, InferCept that migrates a session's KV when its request arrives. **Here recompute is
+slowest**. Llama-3.1-8B:
 
 {over(found["8b"], (E2E,), "infercept", systems)}
 
-With Llama-2-13B:
+Llama-2-13B:
 
 {over(found["13b"], (E2E,), "infercept", systems)}
 """
@@ -123,24 +134,23 @@ def eleven_and_twelve() -> str:
 
 ![figure 11](pictures/figure-11.png)
 
-Llama-3.1-8B. Paper, over SYMPHONY: TPOT of vLLM 1.4 to 1.9 x, of InferCept up to 2.5 x, of Llumnix up to 1.8 x, of both together up to 1.6 x; TTFT up to
-2.4 x; four to eight times vLLM's users at its TPOT. Here, with vLLM's TPOT: {equal(first, (512, 1024))}.
+Llama-3.1-8B. Paper, over SYMPHONY: TPOT 1.4 to 1.9 x (vLLM), up to 2.5 x (InferCept), up to 1.8 x (Llumnix), up to 1.6 x (both); TTFT up to 2.4 x; four to
+eight times vLLM's users at equal TPOT. Here, users of vLLM and of ours at equal TPOT: {equal(first, (512, 1024))}.
 
 {over(first["rows"], (TPOT, TTFT, E2E), users=(512, 1024, 1536, 2048))}
 
-The ranking is the paper's. The curves part when InferCept's host memory no longer holds every session; at the most users the others are past what eight
-GPUs can serve and we are not. TTFT differs by more than in the paper, since here nothing else is on the way: no tokeniser, no HTTP.
+The curves separate once InferCept's host memory is full; at 2,048 users only ours is below saturation. TTFT differs more than in the paper because
+tokeniser and HTTP are not simulated.
 
 ![figure 12](pictures/figure-12.png)
 
-Llama-2-13B, means of three seeds. Paper: TPOT of vLLM 1.31 to 1.9 x (2.6 x at most), TTFT up to 2.56 x. Here, with vLLM's TPOT:
+Llama-2-13B, means of three seeds. Paper: TPOT of vLLM 1.31 to 1.9 x (2.6 x at most), TTFT up to 2.56 x. Here, users at equal TPOT:
 {equal(second, (256, 384, 512))}.
 
 {over(second["rows"], (TPOT, TTFT, E2E), users=(256, 384, 512, 640, 1024))}
 
-Gains in TPOT are smaller than the paper's: a part of the returning history is computed again because it lies on the SSD, and 1.5 GB/s a GPU (our
-assumption; the paper names no rate) bring a long cache no sooner than it is computed. Past saturation memory decides, not what is cached. All
-systems are given our order of prompts and of admission, by when each is due, where vLLM's own is that of arrival.
+TPOT gains are smaller than the paper's: part of the history is on the SSD, and at 1.5 GB/s per GPU (our assumption; the paper names no rate) recomputing
+is as fast as loading. All systems use our deadline order for prompts and admission; vLLM's own is arrival.
 """
 
 
@@ -154,8 +164,7 @@ Llama-3.1-8B, longer prompts, shorter answers, pauses in bursts (BurstGPT-like).
 
 {over(figure(13)["rows"], (TPOT, E2E))}
 
-The others saturate sooner than on the other load: prompts are longer, so there is more to compute again and host memory is full at fewer users. Past
-that the factors are queues, not speed.
+Longer prompts saturate the others at fewer users than in figure 11. Past saturation the factors measure queues, not speed.
 """
 
 
@@ -164,38 +173,41 @@ def fourteen() -> str:
     users = sorted({n for n, _ in found})
     systems = sorted({system for _, system in found if system != "lmcache"})
     lines = [
-        [system, *(f"{100 * (1 - found[n, system][E2E] / found[n, 'lmcache'][E2E]):.0f} % sooner" for n in users)] for system in systems
+        [system, *(f"{100 * (1 - found[n, system][E2E] / found[n, 'lmcache'][E2E]):.0f} % sooner" for n in users)]
+        for system in systems
     ]
     return f"""
 ## Figure 14: a slow link, with and without a codec
 
 ![figure 14](pictures/figure-14.png)
 
-Llama-2-13B, every GPU 10 Gbit/s to remote storage; nothing on an SSD or from a peer but in "all tiers". LMCache: its codec, loaded when the request has come.
-Paper: 47 % less normalised latency than LMCache with its codec, 35 % without. Here, end to end:
+Llama-2-13B, 10 Gbit/s per GPU to remote storage; only "all tiers" also uses SSDs and peers. LMCache uses its codec and loads when the request arrives.
+Paper: 47 % less normalised latency than LMCache with the codec, 35 % without. Here, end to end:
 
 {table(("ours", *(f"{n} users" for n in users)), lines)}
 
-Hints hide the way, the codec makes it shorter. The gains are smaller than the paper's: the first token comes much sooner, but it is a small part of an
-answer.
+Gains are smaller than the paper's: the first token comes much sooner, but is a small part of an answer.
 """
 
 
 def fifteen() -> str:
     systems = figure(15)["systems"]
     names = ("recompute", "infercept", "llumnix-infercept", "balanced")
-    lines = [[model, *(f"{systems[f'{model} {name}']['peak_to_median']['whole_run']:.1f} x" for name in names)] for model in ("8b", "13b")]
+    lines = [
+        [model, *(f"{systems[f'{model} {name}']['peak_to_median']['whole_run']:.1f} x" for name in names)]
+        for model in ("8b", "13b")
+    ]
     return f"""
 ## Figure 15: imbalance
 
 ![figure 15](pictures/figure-15.png)
 
-256 users: the highest load that a GPU ever had over the median, in requests, means of ten seconds. Paper, Llama-3.1-8B: 3.1 x with InferCept, and vLLM and
-SYMPHONY "load-balanced". Here, of few requests a GPU, so much is chance:
+256 users: highest load of any GPU over the median, in requests, ten-second means. Paper, Llama-3.1-8B: 3.1 x with InferCept; vLLM and SYMPHONY are
+"load-balanced". Here, with few requests per GPU and so much chance:
 
 {table(("model", *(NAMES[name] for name in names)), lines)}
 
-Llumnix + InferCept is the most even, since it moves requests while they run. It is no faster for it.
+Llumnix + InferCept is the most even because it migrates running requests. It is no faster.
 """
 
 
@@ -215,13 +227,13 @@ def sixteen() -> str:
 
 ![figure 16](pictures/figure-16.png)
 
-Llama-3.1-8B: MetaGPT-like teams (`agents.py`, the load of bench/agents with longer answers) on eight GPUs, two projects each. The call graph has learned from
-projects that are not counted. Paper, seconds a project over SYMPHONY's: vLLM 2.8 x, Parrot 1.7 x. Here, over ours:
+Llama-3.1-8B, eight GPUs: MetaGPT-like teams (`agents.py`, the load of bench/agents with longer answers) do two projects each. The call graph was learned
+from earlier projects. Paper, seconds per project over SYMPHONY's: vLLM 2.8 x, Parrot 1.7 x. Here, over ours:
 
 {table(("", *(f"{teams} teams, {files} files" for teams, files in cells)), lines)}
 
-The ranking is the paper's. The factors are smaller, as an agent here writes 400 to 900 tokens, which no cache makes faster, and tools take a part of a
-project's time. **Hints do not pay here**: nothing is far away, as threads stay on their nodes. bench/agents finds the same for real.
+Factors are smaller than the paper's: agents write 400 to 900 tokens, which no cache speeds up, and tools take time. **Hints do not pay
+here**: threads stay on their nodes, close to their KV. bench/agents finds the same on real hardware.
 """
 
 
@@ -238,8 +250,7 @@ layer-wise loading. Here:
 
 {over(rows, (E2E,), systems=systems)}
 
-Hints carry it. Of the mechanisms below the placement hardly any shows: a load into HBM from DRAM is short, and in a closed loop below saturation people set the
-pace.
+Only hints and balancing matter: loads from DRAM into HBM are short, and in a closed loop below saturation users set the pace.
 """
 
 
@@ -249,19 +260,20 @@ def eighteen() -> str:
 
 ![figure 18](pictures/figure-18.png)
 
-Llama-3.1-8B. Paper: InferCept "struggles", and Llumnix changes nothing about it, for there is no decoding during which requests could move. Here too:
+Llama-3.1-8B. Paper: InferCept "struggles", and Llumnix does not help because there is no decoding during which to migrate. Here too:
 
 {over(figure(18)["rows"], (TTFT,))}
 
-The paper blames imbalance; here it is memory: sessions have long histories, and what InferCept's DRAM dropped is computed again on the one node that
-the session may go to.
+The paper blames imbalance; here the cause is memory: histories are long, and what InferCept's DRAM evicted is recomputed on the session's only node.
 """
 
 
 def nineteen_and_twenty() -> str:
     missed, spurious = figure(19), figure(20)
     rows = [*missed["rows"], *missed["stateful"]]
-    head = [f"{100 * row['missed']:.0f} % missed" for row in missed["rows"]] + [row["system"] for row in missed["stateful"]]
+    head = [f"{100 * row['missed']:.0f} % missed" for row in missed["rows"]] + [
+        row["system"] for row in missed["stateful"]
+    ]
     lines = [
         ["end to end, mean", *(f"{row[E2E]:.2f} s" for row in rows)],
         ["TTFT, mean", *(f"{row[TTFT]:.2f} s" for row in rows)],
@@ -277,23 +289,23 @@ def nineteen_and_twenty() -> str:
         for row in spurious["rows"]
     ]
     return f"""
-## Figures 19 and 20: hints that are missed, and hints for nothing
+## Figures 19 and 20: missed hints and spurious hints
 
 ![figure 19](pictures/figure-19.png)
 
-Llama-2-13B, 512 users, means of three seeds. Paper: a token takes 15 % more where 10 % of the hints are missed, and is level with InferCept where all are. Here:
+Llama-2-13B, 512 users, means of three seeds. Paper: a token takes 15 % longer with 10 % of hints missed, and as long as InferCept's with all missed. Here:
 
 {table(("", *head), lines)}
 
-The paper's shape: without any hint we are level with the stateful systems.
+Without hints ours equals the stateful systems, as in the paper.
 
 ![figure 20](pictures/figure-20.png)
 
-The same with hints for nothing. Paper: 60 % of them cost 2.1 % of the throughput. Here:
+The same with spurious hints. Paper: 60 % of them cost 2.1 % of throughput. Here:
 
-{table(("hints for nothing, a request", "fewer output tokens a second", "end to end, mean"), costs)}
+{table(("spurious hints per request", "fewer output tokens/s", "end to end, mean"), costs)}
 
-SSDs that are busy bring caches for people who do not speak. People set the pace in a closed loop, so throughput hides it.
+Spurious loads keep SSDs busy; a closed loop hides the cost in throughput.
 """
 
 
@@ -303,7 +315,10 @@ def twenty_one() -> str:
         [
             NAMES[system],
             who,
-            *(f"{1000 * rows[share, system, who][TPOT]:.1f} ms, {rows[share, system, who][TTFT]:.2f} s" for share in (0.1, 0.3, 0.5)),
+            *(
+                f"{1000 * rows[share, system, who][TPOT]:.1f} ms, {rows[share, system, who][TTFT]:.2f} s"
+                for share in (0.1, 0.3, 0.5)
+            ),
         ]
         for system in ("recompute", "balanced")
         for who in ("prioritised", "regular")
@@ -313,12 +328,12 @@ def twenty_one() -> str:
 
 ![figure 21](pictures/figure-21.png)
 
-Llama-2-13B, 512 users. Paper: better tokens per second than vLLM's priority scheduling for both kinds of session, and better for the prioritised. Here,
-TPOT and TTFT by the share of conversations that have priority:
+Llama-2-13B, 512 users. Paper: more tokens per second than vLLM's priority scheduling for both kinds of session, most for prioritised ones. Here, TPOT and
+TTFT by share of prioritised conversations:
 
 {table(("", "sessions", "10 %", "30 %", "50 %"), lines)}
 
-**TPOT does not tell the two kinds apart**, with vLLM or with us: once it is in the batch every request has its token in every step. TTFT does.
+**Priority shows in TTFT, not in TPOT**, for vLLM and for ours: every request in the batch gets a token in every step.
 """
 
 

@@ -1,11 +1,11 @@
-"""The result of README.md, from result.json."""
+"""The result in README.md, from result.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from telling import read, table
+from write_figures import read, table
 
 
 def at(fleet: Any, per_s: int) -> Any:
@@ -39,10 +39,10 @@ def result() -> str:
         row("fleet and sessions known after", lambda f: f"{f['joined_s']:.1f} s"),
     ]
     return f"""
-`bench/scheduler/run`, 2026-11-22, two cores, nothing else of ours running (`result.json`), {found["settings"]["sessions"]:,.0f} sessions:
+`bench/scheduler/run`, 2026-11-22, two cores, nothing else running (`result.json`), {found["settings"]["sessions"]:,.0f} sessions:
 
 {table(("", *(f"{fleet['nodes']:,.0f} nodes" for fleet in fleets)), rows)}
 
-**The 99th percentile at 1,000 nodes and 2,000 a second is not met** ({at(fleets[-1], 2000)["p99_ms"]:.1f} ms, 5 wanted): the core is busy there, so a moment
-that somebody else takes costs many their place in the queue.
+**p99 at 1,000 nodes and 2,000 a second misses its limit** ({at(fleets[-1], 2000)["p99_ms"]:.1f} ms, 5 wanted): the core is nearly saturated, so any interruption
+delays many queued turns.
 """

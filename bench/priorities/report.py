@@ -1,11 +1,11 @@
-"""The result of README.md, from result.json."""
+"""The result in README.md, from result.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from telling import read, table
+from write_figures import read, table
 
 
 def pair(of: Any, name: str, at: str, times: float, spec: str, unit: str) -> str:
@@ -27,7 +27,14 @@ def result() -> str:
     def times(share: float, whose: str, at: str) -> Any:
         return of[share, "priority"][whose]["ttft_s"][at] / of[share, "first come"][whose]["ttft_s"][at]
 
-    head = ("urgent", "policy", "order", "TTFT mean, urgent / others", "TTFT p99, urgent / others", "TPOT mean, urgent / others")
+    head = (
+        "urgent",
+        "policy",
+        "order",
+        "TTFT mean, urgent / others",
+        "TTFT p99, urgent / others",
+        "TPOT mean, urgent / others",
+    )
     shares = (0.1, 0.3, 0.5)
     sooner = ", ".join(f"{times(share, 'urgent', 'mean'):.2f}" for share in shares)
     later = ", ".join(f"{times(share, 'others', 'mean'):.2f}" for share in shares)
@@ -36,7 +43,7 @@ def result() -> str:
 
 {table(head, rows)}
 
-Urgent turns get their first token in {sooner} of the time, whatever their share; the others' mean is {later} times what it was, growing with the
-share of the urgent. TPOT of the urgent hardly moves: they are admitted sooner, into fuller batches, and a simulated device does not pause
-one that decodes for another. SYMPHONY (figure 21) reports gains in TPOT for both; it compares with vLLM, which recomputes every cache.
+Mean TTFT of urgent turns is {sooner} of first come's, whatever their share; the others' is {later} times, growing with that share. Urgent TPOT hardly
+changes: urgent turns enter fuller batches sooner, and a simulated device does not pause decodes. SYMPHONY (figure 21) reports TPOT gains for
+both, over vLLM, which recomputes every cache.
 """

@@ -1,16 +1,16 @@
-"""The result of README.md, from result.json."""
+"""The result in README.md, from result.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from telling import read, table
+from write_figures import read, table
 
 LOADS = {
     "trace, times x 1": "trace",
     "trace, times x 0.7": "trace, times × 0.7",
-    "256 people, generated": "256 people",
+    "256 users, generated": "256 users",
     "trace, 150 requests": "real, four workers",
 }
 NAMES = {"balanced-no-hints": "balanced, no hints"}
@@ -20,7 +20,13 @@ def row(of: Any) -> list[str]:
     peak = of["peak_to_median"]
     ttft = [f"{of[name]:.2f} s" for name in ("ttft_mean_s", "ttft_p99_s")]
     ratios = [f"{peak[name]:.2f}" for name in ("over_time", "whole_run")]
-    return [LOADS[of["load"]], NAMES.get(of["policy"], of["policy"]), *ratios, *ttft, f"{1000 * of['tpot_mean_s']:.1f} ms"]
+    return [
+        LOADS[of["load"]],
+        NAMES.get(of["policy"], of["policy"]),
+        *ratios,
+        *ttft,
+        f"{1000 * of['tpot_mean_s']:.1f} ms",
+    ]
 
 
 def result() -> str:
@@ -39,11 +45,10 @@ def result() -> str:
 
 {table(head, map(row, found))}
 
-At the paper's 256 users our sticky fleet has {whole("256 people", "sticky"):.1f} times the median on one node where the paper's has 3.1, and
-`balanced` {whole("256 people", "balanced"):.1f}: sessions stay with their caches while a move is not worth it (docs/design/0021), which leaves
-differences alone that are gone before a turn has run. What `balanced` gains shows in waiting: on the trace its first tokens come
-{sooner("trace"):.0f} and {sooner("trace, times × 0.7"):.0f} % sooner than sticky's, by its hints; without hints it is sticky's equal.
+At 256 users our sticky fleet peaks at {whole("256 users", "sticky"):.1f} times the median (paper: 3.1), `balanced` at {whole("256 users", "balanced"):.1f}: it moves a session only if
+that pays (docs/design/0021) and ignores brief imbalance. Its gain is in waiting: on the trace its mean TTFT is {sooner("trace"):.0f} and
+{sooner("trace, times × 0.7"):.0f} % below sticky's, by its hints; without hints it equals sticky.
 
-The real run says little about balance: {of["real, four workers", "sticky"]["peak_to_median"]["moments"]:.0f} moments, two processor cores under
-four workers, and little waits, so that the median is mostly below one request and the ratios large.
+The real run says little about balance: {of["real, four workers", "sticky"]["peak_to_median"]["moments"]:.0f} moments, two cores for four workers, and a median below one
+request, which inflates the ratios.
 """

@@ -1,10 +1,10 @@
-"""The result of README.md, from result.json."""
+"""The result in README.md, from result.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from telling import read, stretch, table
+from write_figures import read, stretch, table
 
 CACHES = {
     "recompute": "nowhere: recomputed",
@@ -25,6 +25,6 @@ def result() -> str:
 
 {table(("the cache is", "median TTFT", "range"), rows)}
 
-With the hint the first token comes as if everything had been in HBM ({found["ratios"]["advised_to_hbm"]:.2f} times), and
-{1 / found["ratios"]["advised_to_recompute"]:.0f} times sooner than by recomputing.
+With a hint TTFT is that of a cache in HBM ({found["ratios"]["advised_to_hbm"]:.2f} times), and
+{1 / found["ratios"]["advised_to_recompute"]:.0f} times shorter than recomputing.
 """

@@ -1,11 +1,11 @@
-"""The result of README.md, from result.json and its likes."""
+"""The result in README.md, from result*.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from telling import Figure, quoted, read, table
+from write_figures import Figure, quoted, read, table
 
 ARMS = ("sticky", "sticky-hints", "balanced-no-hints", "balanced")
 RETURNING, ALL, END = "ttft_returning_turns_s", "ttft_s", "end_to_end_s"
@@ -17,29 +17,29 @@ def document(name: str) -> Any:
 
 
 def mean(runs: list[Any], of: str, at: str) -> Any:
-    """Over the seeds."""
+    """The mean over the seeds."""
     return sum(run[of][at] for run in runs) / len(runs)
 
 
 def _pairs(ours: list[Any], theirs: list[Any]) -> list[tuple[Any, Any]]:
-    """Runs of one seed."""
+    """Runs of both arms, paired by seed."""
     other = {run["seed"]: run for run in theirs}
     return [(run, other[run["seed"]]) for run in ours]
 
 
 def ratios(ours: list[Any], theirs: list[Any], of: str, at: str) -> list[Any]:
-    """Of each seed, lowest first."""
+    """Ratios of the seeds, lowest first."""
     return sorted(run[of][at] / other[of][at] for run, other in _pairs(ours, theirs))
 
 
 def spread(found: list[Any]) -> str:
-    """The mean of the seeds, and from the lowest to the highest of them."""
+    """The mean of the seeds and their range."""
     middle = sum(found) / len(found)
     return f"{middle:.2f}" if len(found) == 1 else f"{middle:.2f} ({found[0]:.2f}–{found[-1]:.2f})"
 
 
 def seconds(cells: Any) -> str:
-    """Of returning turns, by cell and arm."""
+    """A table of the returning turns' TTFT, by cell and arm."""
     rows = []
     for name, arms in cells.items():
         each = ((mean(arms[arm], RETURNING, "mean"), mean(arms[arm], RETURNING, "p95")) for arm in ARMS)
@@ -48,7 +48,7 @@ def seconds(cells: Any) -> str:
 
 
 def beside(cells: Any) -> str:
-    """`balanced` over `sticky`."""
+    """A table of `balanced` over `sticky`, by cell."""
     pairs = [(of, at) for of in (RETURNING, ALL, END) for at in ("mean", "p95")]
     rows = []
     for name, arms in cells.items():
@@ -65,22 +65,22 @@ def simulated() -> str:
 ### Simulated
 
 `bench/pressure/run --trace mooncake_conversation.jsonl`: {settings["conversations"]:.0f} conversations, lengths × {settings["length_scale"]},
-{settings["nodes"]:.0f} nodes of {quoted(settings["preset"])}, {settings["seeds"]:.0f} seeds, {quoted(str(found["date"])[:10])}. Virtual time, so the machine does not matter.
+{settings["nodes"]:.0f} nodes of {quoted(settings["preset"])}, {settings["seeds"]:.0f} seeds, {quoted(str(found["date"])[:10])}. Virtual time.
 
-Time to the first token of returning turns, mean / p95, s, means of the seeds:
+TTFT of returning turns, mean / p95, s, means of the seeds:
 
 {seconds(cells)}
 
-`balanced` ÷ `sticky`, the mean of the seeds (lowest–highest); where it is less than one, ours is sooner:
+`balanced` ÷ `sticky`, mean of the seeds (lowest–highest); below one, `balanced` is faster:
 
 {beside(cells)}
 
-In the mean of returning turns `balanced` is behind `sticky` in {Figure(behind):.0f} of {Figure(len(cells)):.0f} cells, and ahead with every seed in {Figure(always):.0f}.
+In the mean of returning turns `balanced` is behind `sticky` in {Figure(behind):.0f} of {Figure(len(cells)):.0f} cells and ahead with every seed in {Figure(always):.0f}.
 """
 
 
 def switches() -> str:
-    """What each mechanism is worth: `balanced` without it, over `balanced`."""
+    """`balanced` without each mechanism, over `balanced`."""
     found = document("result-switches.json")
     rows, pairs = [], ((RETURNING, "mean"), (RETURNING, "p95"), (END, "mean"))
     for name, arms in found["cells"].items():
@@ -110,8 +110,8 @@ def real() -> str:
 
 {beside(cells)}
 
-With both draws hints are ahead in returning turns, in the mean and in p95, and behind in the p95 end to end; why is not known. Runs of one
-draw differ much, and these are few.
+In both draws hints win in returning turns, mean and p95, and lose in the p95 end to end; the cause is unknown. Two draws are few, as draws
+differ much.
 """
 
 
@@ -135,8 +135,13 @@ No hints ÷ hints from the call graph; above one, hints pay:
 """
 
 
-#: What has been measured, in this order.
-PARTS = {"result.json": simulated, "result-real.json": real, "result-switches.json": switches, "result-agents.json": of_agents}
+#: Sections by their result file, in order; sections without a file are left out.
+PARTS = {
+    "result.json": simulated,
+    "result-real.json": real,
+    "result-switches.json": switches,
+    "result-agents.json": of_agents,
+}
 
 
 def result() -> str:

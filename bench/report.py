@@ -1,0 +1,100 @@
+"""The figures at the top of README.md, from the benches' JSON: a headline, and three measurements of a sentence each.
+
+`write_figures.py` writes list items without wrapping them, so lines are broken here, at 120 columns or less.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from write_figures import ROOT, read, stretch
+
+BENCH = ROOT / "bench"
+sys.path.insert(0, str(BENCH / "peers"))
+
+from claims import E2E, OURS, curve  # noqa: E402
+
+
+def headline() -> str:
+    """Time to the first token of a returning session: with a hint, without one, and recomputed."""
+    ttft_s = {
+        name: found["ttft_median_s"]
+        for name, found in read(BENCH / "returning_session" / "result.json")["conditions"].items()
+    }
+    return (
+        f"**First token of a returning 4,000-token session: {ttft_s['recompute']:.1f} s recomputed, "
+        f"{ttft_s['advised']:.2f} s after a hint.**\n\n"
+        f"- Without a hint, from the other node's SSD: {ttft_s['unadvised']:.2f} s. With everything already in HBM: "
+        f"{ttft_s['hbm']:.2f} s\n"
+        "  (131 M parameters, two CPU cores, hint two seconds ahead; `bench/returning_session/run`)."
+    )
+
+
+def policies() -> str:
+    """Time to the first token of returning turns: hints and balancing, sticky sessions, recomputing."""
+    found = read(BENCH / "policies" / "result.json")
+    mean_s = {name: figures["ttft_returning_turns_s"]["mean"] for name, figures in found["policies"].items()}
+    load = found["settings"]
+    return (
+        f"- **Hints and balancing:** returning turns of {load['requests']:.0f} requests of\n"
+        f"  {_scaled(load['length_scale'], load['time_scale'])}\n"
+        f"  get their first token after {mean_s['balanced']:.3f} s in the mean; with sticky sessions after "
+        f"{mean_s['sticky']:.3f} s, recomputed after {mean_s['recompute']:.3f} s\n"
+        "  (`bench/policies/run --trace FILE`)."
+    )
+
+
+def peers() -> str:
+    """End-to-end latency at rising numbers of users beside vLLM and LMCache, and where ours is worse."""
+    found = read(BENCH / "peers" / "result.json")
+    users = [int(point["users"]) for point in found["points"]]
+    curves = {name: curve(found, name, E2E) for name in found["targets"]}
+    best_peer = [min(of[n] for name, of in curves.items() if name not in OURS and n in of) for n in users]
+    p99_s = {
+        name: stretch(
+            [run["ttft_s"]["p99"] for run in found["targets"][name]["points"][f"{users[-1]} users"]["runs"]], ".0f"
+        )
+        for name in ("upbeat", "vllm-sticky")
+    }
+    behind = max(
+        of["targets"]["upbeat"]["64"]["end_to_end_mean_s"] / of["targets"]["vllm-sticky"]["64"]["end_to_end_mean_s"] - 1
+        for of in read(BENCH / "peers" / "stretches.json")["stretches"]
+        if "64" in of["targets"]["upbeat"] and "64" in of["targets"].get("vllm-sticky", {})
+    )
+    return (
+        "- **Beside vLLM and LMCache:** with 8, 16, 32 and 64 users, on two nodes, of\n"
+        f"  {_scaled(found['workload']['found']['length_scale'], found['workload']['time_scales'][0])}\n"
+        f"  a turn takes {_seconds([curves['upbeat'][n] for n in users])} end to end in the mean, the best of vLLM "
+        f"and vLLM over LMCache {_seconds(best_peer)};\n"
+        f"  but at 64 users our p99 time to first token is {p99_s['upbeat']} s, vLLM's {p99_s['vllm-sticky']} s, and "
+        f"in one earlier run vLLM's mean\n  was {100 * behind:.0f} % ahead (`bench/peers/run --trace FILE`)."
+    )
+
+
+def engine() -> str:
+    """Tokens per second of the CPU engine over those of vLLM's CPU build."""
+    two, avx2, amx = (read(BENCH / "engine" / f"result{name}.json") for name in ("", "-avx2", "-amx"))
+    return (
+        f"- **CPU engine:** it makes {_ratio(two)} the tokens/s of vLLM's CPU build with two\n"
+        f"  threads and AVX-512 BF16; in quick looks {_ratio(avx2)} on AVX2, where vLLM\n"
+        f"  computes in float32, and {_ratio(amx)} on AMX (`bench/engine/run`; means are geometric)."
+    )
+
+
+def result() -> str:
+    return "\n".join((headline(), policies(), peers(), engine()))
+
+
+def _scaled(length_scale: Any, time_scale: Any) -> str:
+    return f"a production trace (lengths × {length_scale}, times × {time_scale}, conversations of three turns and more)"
+
+
+def _seconds(values: Sequence[Any]) -> str:
+    return ", ".join(f"{value:.1f}" for value in values) + " s"
+
+
+def _ratio(found: Any) -> str:
+    lowest = min(cell["ratio"] for cell in found["cells"].values())
+    return f"{found['geometric_mean']:.2f} x (lowest cell {lowest:.2f} x)"
