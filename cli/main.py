@@ -15,6 +15,7 @@ from cli.completion import COMPLETE, completion_init, script
 from cli.printing import fail
 from cli.up import up
 from cli.version import root
+from cli.vllm_config import vllm_config
 from cli.word_order import command_first
 from contracts.errors import ConfigError
 
@@ -94,6 +95,7 @@ for _command in (
     queries.invalidate,
     checks.doctor,
     checks.profile,
+    vllm_config,
 ):
     commands.command()(_command)
 commands.command(hidden=True)(checks.probe)
