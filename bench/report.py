@@ -38,11 +38,11 @@ def policies() -> str:
     mean_s = {name: figures["ttft_returning_turns_s"]["mean"] for name, figures in found["policies"].items()}
     load = found["settings"]
     return (
-        f"- **Hints and balancing:** returning turns of {load['requests']:.0f} requests of\n"
-        f"  {_scaled(load['length_scale'], load['time_scale'])}\n"
-        f"  get their first token after {mean_s['balanced']:.3f} s in the mean; with sticky sessions after "
-        f"{mean_s['sticky']:.3f} s, recomputed after {mean_s['recompute']:.3f} s\n"
-        "  (`bench/policies/run --trace FILE`)."
+        f"- **Hints and balancing:** in {load['requests']:.0f} requests of\n"
+        f"  {_scaled(load['length_scale'], load['time_scale'])},\n"
+        f"  returning turns get their first token after {mean_s['balanced']:.3f} s in the mean; with sticky sessions "
+        f"after {mean_s['sticky']:.3f} s,\n  recomputed after {mean_s['recompute']:.3f} s "
+        "(`bench/policies/run --trace FILE`)."
     )
 
 
@@ -64,12 +64,13 @@ def peers() -> str:
         if "64" in of["targets"]["upbeat"] and "64" in of["targets"].get("vllm-sticky", {})
     )
     return (
-        "- **Beside vLLM and LMCache:** with 8, 16, 32 and 64 users, on two nodes, of\n"
-        f"  {_scaled(found['workload']['found']['length_scale'], found['workload']['time_scales'][0])}\n"
-        f"  a turn takes {_seconds([curves['upbeat'][n] for n in users])} end to end in the mean, the best of vLLM "
-        f"and vLLM over LMCache {_seconds(best_peer)};\n"
+        "- **Beside vLLM and LMCache:** with 8, 16, 32 and 64 users of\n"
+        f"  {_scaled(found['workload']['found']['length_scale'], found['workload']['time_scales'][0])}, on two nodes,\n"
+        f"  a turn takes {_seconds([curves['upbeat'][n] for n in users])} end to end in the mean; with vLLM or "
+        f"vLLM over LMCache,\n  whichever is best, {_seconds(best_peer)};\n"
         f"  but at 64 users our p99 time to first token is {p99_s['upbeat']} s, vLLM's {p99_s['vllm-sticky']} s, and "
-        f"in one earlier run vLLM's mean\n  was {100 * behind:.0f} % ahead (`bench/peers/run --trace FILE`)."
+        f"in one earlier run our mean\n  time end to end was {100 * behind:.0f} % above vLLM's "
+        "(`bench/peers/run --trace FILE`)."
     )
 
 
@@ -77,9 +78,10 @@ def engine() -> str:
     """Tokens per second of the CPU engine over those of vLLM's CPU build."""
     two, avx2, amx = (read(BENCH / "engine" / f"result{name}.json") for name in ("", "-avx2", "-amx"))
     return (
-        f"- **CPU engine:** it makes {_ratio(two)} the tokens/s of vLLM's CPU build with two\n"
-        f"  threads and AVX-512 BF16; in quick looks {_ratio(avx2)} on AVX2, where vLLM\n"
-        f"  computes in float32, and {_ratio(amx)} on AMX (`bench/engine/run`; means are geometric)."
+        f"- **CPU engine:** its tokens/s are {_ratio(two)} those of vLLM's CPU build with two\n"
+        f"  threads and AVX-512 BF16; in quick looks (few cells) {_ratio(avx2)} on AVX2, where vLLM\n"
+        f"  computes in float32, and {_ratio(amx)} on AMX. Ratios are geometric means over cells:\n"
+        "  prompt lengths, or batch sizes and contexts (`bench/engine/run`)."
     )
 
 

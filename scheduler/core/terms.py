@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from contracts.devices import node_of
-from contracts.placement import LEAVES_CACHE_REQUESTS
+from contracts.placement import LEAVES_CACHE_REQUESTS, LEAVES_CACHE_UNHINTED_REQUESTS
 from scheduler.core.models import Floats
 from scheduler.core.snapshot import PlacementRequest, Rows, Snapshot
 
@@ -21,8 +21,6 @@ LEAD_S = 5.0
 #: A session leaves its cache only for a node that has `LEAVES_CACHE_REQUESTS` less to do, and less work by at least
 #: this share of the work on its own node.
 STAYS_SHARE = 0.5
-#: As `LEAVES_CACHE_REQUESTS`, for a turn without a hint: elsewhere its cache is recomputed more often than loaded.
-UNANNOUNCED_STAYS_REQUESTS = 16.0
 #: Weight of a load that a turn waits for: it also takes links, memory, and the device where it is recomputed.
 MOVING = 8.0
 
@@ -73,9 +71,9 @@ def load_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
 def leaving_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
     """The cost of leaving the session's cache, times the share of the cache that a node lacks (docs/design/0021).
 
-    The cost is `LEAVES_CACHE_REQUESTS` typical requests (`UNANNOUNCED_STAYS_REQUESTS` without a hint), or `STAYS_SHARE`
-    of the work on the idlest device of the node with most of the cache, whichever is more. A cache that a hint is
-    bringing counts as present. It goes into the HBM of one device; the node's others cost `HIDDEN`.
+    The cost is `LEAVES_CACHE_REQUESTS` typical requests (without a hint `LEAVES_CACHE_UNHINTED_REQUESTS`), or
+    `STAYS_SHARE` of the work on the idlest device of the node with most of the cache, whichever is more. A cache
+    that a hint is bringing counts as present. It goes into the HBM of one device; the node's others cost `HIDDEN`.
     """
     cached = snapshot.cached
     if not cached.bytes:
@@ -88,7 +86,7 @@ def leaving_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
         lacking[snapshot.rows[turn.prefetched]] = 0.0
     missing: Floats = lacking[rows]
     home = _same_node(snapshot, rows, int(np.argmin(missing)))
-    requests = LEAVES_CACHE_REQUESTS if turn.advised or turn.prefetched else UNANNOUNCED_STAYS_REQUESTS
+    requests = LEAVES_CACHE_REQUESTS if turn.advised or turn.prefetched else LEAVES_CACHE_UNHINTED_REQUESTS
     worth_s: float = max(requests * snapshot.request_s, STAYS_SHARE * min(work_s(snapshot, turn, home).tolist()))
     return worth_s * missing
 

@@ -175,6 +175,23 @@ def test_an_erased_session_is_evicted_and_not_told_of_again(core: Core) -> None:
     assert kinds(core) == ["saved"]
 
 
+def test_what_came_from_the_store_is_evicted_with_its_session_too(core: Core) -> None:
+    core.match(turn(), TOKENS, 0, 0.0)
+    core.hear(found(1, 4), 0.1)
+    assert core.match(turn(), TOKENS, 0, 0.1) == (16, False)
+    core.allocated("r", [1, 2, 3, 4, 5], 16)
+    core.hear(pb.StoreToWorker(erase=pb.Erase(keys=chunk_keys(SALT, SHAPE, TOKENS[:16])[1:3])), 0.2)
+    assert core.to_evict == {2, 3}
+
+
+def test_vllm_may_take_less_than_it_was_answered(core: Core) -> None:
+    core.match(turn(), TOKENS, 4, 0.0)
+    core.hear(found(1, 3), 0.1)
+    assert core.match(turn(), TOKENS, 4, 0.1) == (12, False)
+    core.allocated("r", [10, 11, 12], 8)
+    assert core.take_orders().loads == [LoadOrder(1, "r", (11, 12, -1), sync=True)]
+
+
 @dataclass
 class Machine:
     """Drives a core at random, as vLLM, a store and two ranks would."""

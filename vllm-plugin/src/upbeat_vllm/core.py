@@ -81,6 +81,7 @@ class Core:
         if count <= 0:
             self._give_up(request)
             return 0, False
+        load.begins = first
         return count * size, not load.near
 
     def _request(self, turn: Turn, tokens: Sequence[int]) -> Request:
@@ -130,11 +131,11 @@ class Core:
         if not external_tokens or load.found is None or load.answered is None:
             self._give_up(request)
             return
-        last = load.first + load.answered
-        count = external_tokens // self.shape.chunk_tokens
-        first = last - count
-        # By chunk of the load; -1: vLLM has it already.
-        target = tuple(blocks[i] if i >= first else -1 for i in range(load.first, last))
+        last = load.begins + external_tokens // self.shape.chunk_tokens
+        # By chunk of the load; -1: vLLM has it already, or has no room for it.
+        chunks = range(load.first, load.first + load.answered)
+        target = tuple(blocks[i] if load.begins <= i < last else -1 for i in chunks)
+        self._note_blocks(request, last)
         load.under_way = True
         request.saved = max(request.saved, last)
         self._orders.loads.append(LoadOrder(load.load_id, request_id, target, sync=load.near))
@@ -157,11 +158,11 @@ class Core:
         request.blocks = list(blocks)
         request.computed = max(request.computed, min(computed, len(tokens)))
         full = min(request.computed // size, len(blocks))
+        known, extras = request.keys, request.turn.extras
+        request.keys = chunk_keys(request.turn.salt, self.shape, tokens[: max(full, len(known)) * size], known, extras)
+        self._note_blocks(request, full)
         if full <= request.saved or not self.attached:
             return
-        request.keys = chunk_keys(
-            request.turn.salt, self.shape, tokens[: full * size], request.keys, request.turn.extras
-        )
         self._number += 1
         keys = request.keys[request.saved : full]
         offer = pb.SaveRequest(
@@ -175,11 +176,6 @@ class Core:
         self._saves[self._number] = Save(request_id, len(keys), self.ranks)
         request.saves.add(self._number)
         self._orders.saves.append(SaveOrder(self._number, chosen))
-        for key, block in zip(keys, chosen, strict=True):
-            self.block_of.pop(key, None)
-            self.block_of[key] = block
-        while len(self.block_of) > MOST_BLOCKS:
-            self.block_of.popitem(last=False)
         request.saved = full
 
     def preempted(self, request_id: str) -> None:
@@ -191,7 +187,8 @@ class Core:
         if (load := request.load) is not None:
             self._loads.pop(load.load_id, None)
         # It is matched afresh when it comes back; what was offered stays offered.
-        request.load, request.blocks, request.asked, request.computed = None, [], False, 0
+        request.load, request.blocks, request.asked = None, [], False
+        request.computed = request.noted = 0
 
     def is_loading(self, request_id: str) -> bool:
         """Its blocks may still be written by a load that no step waits for."""
@@ -218,6 +215,15 @@ class Core:
             return False
         self._orders.ending.append((request_id, tuple(sorted(request.saves))))
         return True
+
+    def _note_blocks(self, request: Request, upto: int) -> None:
+        """Remember in which blocks the request's chunks before `upto` are, for erasures."""
+        for key, block in zip(request.keys[request.noted : upto], request.blocks[request.noted : upto], strict=False):
+            self.block_of.pop(key, None)
+            self.block_of[key] = block
+        request.noted = max(request.noted, upto)
+        while len(self.block_of) > MOST_BLOCKS:
+            self.block_of.popitem(last=False)
 
     def take_orders(self) -> StepOrders:
         """What the ranks are told with the step."""

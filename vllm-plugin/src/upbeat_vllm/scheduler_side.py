@@ -54,6 +54,7 @@ class SchedulerSide:
         self._to_answer: list[pb.WorkerToStore] = []
         self._link: StoreLink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(wire.address(engine_id))
         self._listener.listen(64)
@@ -84,31 +85,22 @@ class SchedulerSide:
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.close()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._loop is not None and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
         for rank in self._ranks:
             with contextlib.suppress(OSError):
                 rank.connection.close()
 
     # ---- the link's thread -------------------------------------------------------------------------------------
     def _run_link(self) -> None:
-        loop = self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._stay_linked())
 
-        async def run() -> None:
-            end = End(self.core.shape, attached=self._attached, hear=self._hear, move=self._move)
-            self._link = StoreLink(self._store, self._name, [end], self._log, device=self._device)
-            await self._link.run()
-
-        task = loop.create_task(run())
-        try:
-            loop.run_forever()
-        finally:
-            task.cancel()
-            with contextlib.suppress(BaseException):
-                loop.run_until_complete(task)
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+    async def _stay_linked(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        end = End(self.core.shape, attached=self._attached, hear=self._hear, move=self._move)
+        self._link = StoreLink(self._store, self._name, [end], self._log, device=self._device)
+        await self._link.run()
 
     def _attached(self, here: bool) -> None:
         with self.lock:

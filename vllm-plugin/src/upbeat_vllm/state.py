@@ -35,6 +35,8 @@ class Load:
     sources: tuple[int, ...] = ()
     due_s: tuple[float, ...] = ()
     answered: int | None = None
+    #: The first chunk that vLLM had not, when it was last answered.
+    begins: int = 0
     under_way: bool = False
     found_s: float = 0.0
 
@@ -49,6 +51,8 @@ class Request:
     asked: bool = False
     #: Leading chunks that were offered, or came from the store.
     saved: int = 0
+    #: Leading chunks whose blocks are remembered.
+    noted: int = 0
     computed: int = 0
     saves: set[int] = field(default_factory=set)
     erased: bool = False
