@@ -55,7 +55,7 @@ nothing else running, no accelerator. Eight files are not measured.
 
 {table(head, rows)}
 
-**On this machine hints do not pay**, although returning requests find more in HBM and load less. No hints over hints is {ratio(4, "end_to_end_s")} end to end and {ratio(4, "ttft_returning_mean_s")} in TTFT with four files,
+**On this machine hints do not pay**, although returning requests find more in HBM and load less. The ratio of no hints to hints is {ratio(4, "end_to_end_s")} end to end and {ratio(4, "ttft_returning_mean_s")} in TTFT with four files,
 {ratio(12, "end_to_end_s")} and {ratio(12, "ttft_returning_mean_s")} with twelve: no difference, or a slight loss. Loads use
 the cores that compute, and a project is mostly tools and compute. The paper's 2.8 × is over vLLM, which recomputes; both arms here cache.
 

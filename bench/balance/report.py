@@ -47,7 +47,7 @@ def result() -> str:
 
 At 256 users our sticky fleet peaks at {whole("256 users", "sticky"):.1f} times the median (paper: 3.1), `balanced` at {whole("256 users", "balanced"):.1f}: it moves a session only if
 that pays (docs/design/0021) and ignores brief imbalance. Its gain is in waiting: on the trace its mean TTFT is {sooner("trace"):.0f} and
-{sooner("trace, times × 0.7"):.0f} % below sticky's, by its hints; without hints it equals sticky.
+{sooner("trace, times × 0.7"):.0f} % below sticky's, thanks to its hints; without hints it equals sticky.
 
 The real run says little about balance: {of["real, four workers", "sticky"]["peak_to_median"]["moments"]:.0f} moments, two cores for four workers, and a median below one
 request, which inflates the ratios.

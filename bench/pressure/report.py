@@ -110,7 +110,7 @@ def real() -> str:
 
 {beside(cells)}
 
-In both draws hints win in returning turns, mean and p95, and lose in the p95 end to end; the cause is unknown. Two draws are few, as draws
+In both draws `balanced` wins in returning turns, mean and p95, and loses in the p95 end to end; the cause is unknown. Two draws are few, as draws
 differ much.
 """
 

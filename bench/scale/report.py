@@ -49,7 +49,7 @@ def result() -> str:
 
 In all **{100 * crowd["core_share_of_one_processor_core"]:.0f} % of a processor core** for these turns and hints; **{crowd["memory_bytes_a_session"]:.0f}
 bytes a session**, {crowd["memory_peak_bytes"] / 1e9:.2f} GB in all. Turns waited {1000 * crowd["wait_mean_s"]:.0f} ms (mean),
-{1000 * crowd["wait_p99_s"]:.0f} ms (p99). {100 * home:.0f} % ran where their cache was, {100 * there:.0f} % where a hint had brought it, and {loaded * crowd["turns"]:.0f} loaded it.
+{1000 * crowd["wait_p99_s"]:.0f} ms (p99). {100 * home:.0f} % ran where their cache was, {100 * there:.0f} % where a hint had brought it; turns that loaded it: {loaded * crowd["turns"]:.0f}.
 
 {table((", ".join(head), "every core"), rows)}
 """

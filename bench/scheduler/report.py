@@ -31,7 +31,7 @@ def result() -> str:
         row("at 500 a second: p50, p99", lambda f: waits(f, 500)),
         row("at 1,000 a second", lambda f: waits(f, 1000)),
         row("at 2,000 a second", lambda f: waits(f, 2000)),
-        row("of its core at 2,000 a second", lambda f: f"{100 * at(f, 2000)['core_share']:.0f} %"),
+        row("share of its core at 2,000 a second", lambda f: f"{100 * at(f, 2000)['core_share']:.0f} %"),
         row(
             "bytes a session in the directory, and in the process",
             lambda f: f"{f['core']['session_bytes']:.0f}, {f['rss_bytes_a_session']:,.0f}",

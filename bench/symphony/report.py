@@ -55,7 +55,7 @@ def equal(document: Any, users: Sequence[int]) -> str:
     """The number of our users at vLLM's TPOT, for each of `users`."""
     rows = {int(row["users"]): row for row in document["users_at_equal_tpot"] if row["system"] == "recompute"}
     told = [
-        f"{rows[n]['users']:,.0f} are {'at least ' if rows[n]['at_least'] else ''}{rows[n]['ours']:,.0f} of ours"
+        f"{rows[n]['users']:,.0f} of vLLM against {'at least ' if rows[n]['at_least'] else ''}{rows[n]['ours']:,.0f} of ours"
         for n in users
     ]
     return ", ".join(told)
@@ -135,7 +135,7 @@ def eleven_and_twelve() -> str:
 ![figure 11](pictures/figure-11.png)
 
 Llama-3.1-8B. Paper, over SYMPHONY: TPOT 1.4 to 1.9 x (vLLM), up to 2.5 x (InferCept), up to 1.8 x (Llumnix), up to 1.6 x (both); TTFT up to 2.4 x; four to
-eight times vLLM's users at equal TPOT. Here, users of vLLM and of ours at equal TPOT: {equal(first, (512, 1024))}.
+eight times vLLM's users at equal TPOT. Here, users at equal TPOT: {equal(first, (512, 1024))}.
 
 {over(first["rows"], (TPOT, TTFT, E2E), users=(512, 1024, 1536, 2048))}
 
@@ -150,7 +150,7 @@ Llama-2-13B, means of three seeds. Paper: TPOT of vLLM 1.31 to 1.9 x (2.6 x at m
 {over(second["rows"], (TPOT, TTFT, E2E), users=(256, 384, 512, 640, 1024))}
 
 TPOT gains are smaller than the paper's: part of the history is on the SSD, and at 1.5 GB/s per GPU (our assumption; the paper names no rate) recomputing
-is as fast as loading. All systems use our deadline order for prompts and admission; vLLM's own is arrival.
+is as fast as loading. All systems use our order by due time for prompts and admission; vLLM's own is by arrival.
 """
 
 
@@ -203,7 +203,7 @@ def fifteen() -> str:
 ![figure 15](pictures/figure-15.png)
 
 256 users: highest load of any GPU over the median, in requests, ten-second means. Paper, Llama-3.1-8B: 3.1 x with InferCept; vLLM and SYMPHONY are
-"load-balanced". Here, with few requests per GPU and so much chance:
+"load-balanced". Here, with few requests per GPU and therefore much chance:
 
 {table(("model", *(NAMES[name] for name in names)), lines)}
 
@@ -233,7 +233,7 @@ from earlier projects. Paper, seconds per project over SYMPHONY's: vLLM 2.8 x, P
 {table(("", *(f"{teams} teams, {files} files" for teams, files in cells)), lines)}
 
 Factors are smaller than the paper's: agents write 400 to 900 tokens, which no cache speeds up, and tools take time. **Hints do not pay
-here**: threads stay on their nodes, close to their KV. bench/agents finds the same on real hardware.
+here**: sessions stay on their nodes, close to their KV. bench/agents finds the same on real hardware.
 """
 
 
@@ -301,7 +301,7 @@ Without hints ours equals the stateful systems, as in the paper.
 
 ![figure 20](pictures/figure-20.png)
 
-The same with spurious hints. Paper: 60 % of them cost 2.1 % of throughput. Here:
+The same with spurious hints. Paper: 60 % spurious hints cost 2.1 % of throughput. Here:
 
 {table(("spurious hints per request", "fewer output tokens/s", "end to end, mean"), costs)}
 
