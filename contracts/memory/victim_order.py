@@ -1,6 +1,6 @@
 """Which cached piece leaves memory first: the one order of HBM (worker) and DRAM (store).
 
-In this order (DESIGN section 6; SYMPHONY 3.3, layer-priority eviction, and 3.4):
+In this order (SYMPHONY 3.3, layer-priority eviction, and 3.4):
 
 1. unsaved chunks (no slower tier has or will get them), whole, as they will be recomputed anyway;
 2. class: dropped, unadvised, advised;

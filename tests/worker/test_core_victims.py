@@ -1,4 +1,4 @@
-"""DESIGN section 6, the order of victims in HBM, clause by clause, and then all at once against a plain sort."""
+"""The order of victims in HBM, clause by clause, and then all at once against a plain sort."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The ledger of a device's memory: the state and owner of each granule.
 
-A device's memory is an array of granules (DESIGN, section 3). Weights, KV of every model, a trainer and another
+A device's memory is an array of granules. Weights, KV of every model, a trainer and another
 engine's pinned share take from it; granules are counted only here. Prism's pool (section 5.2) has the same states.
 
 Does not decide how many granules an owner gets. Does not map: `worker.memory.device_memory` maps and reports here.

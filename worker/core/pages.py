@@ -1,6 +1,6 @@
 """Allocates pages: slabs, bands of layers, and the fallback between bands.
 
-A page holds one piece. Pages are grouped in slabs (DESIGN section 3), each filled by one band of neighbouring layers,
+A page holds one piece. Pages are grouped in slabs, each filled by one band of neighbouring layers,
 so that purging last layers frees whole slabs. A page comes from the fullest slab of its own band, else from an unused
 slab (which must then be mapped), else from another band's.
 

@@ -2,7 +2,7 @@
 
 A hint with an expected arrival waits in DRAM for half of that time: earlier in HBM, others would evict it before the
 request comes. Half, because arrivals scatter around the expected time. More urgent sessions go first (SYMPHONY, section
-3.6), then lower bands, then earlier arrivals (DESIGN section 6; 3.4). A band displaces only what ranks under it;
+3.6), then lower bands, then earlier arrivals (3.4). A band displaces only what ranks under it;
 without room the cache stays in DRAM.
 """
 

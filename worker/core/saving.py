@@ -3,7 +3,7 @@
 Phases: offer -> grant -> copied (ok | aborted). A prompt's chunk that a step is about to complete is offered before the
 step, so that its layers are copied while later ones compute. The store is told only after the step, when the result is
 known to be valid. Refused chunks stay usable in HBM, are evicted first, and are offered again with the session's next
-turn (DESIGN section 6: no page may become unfreeable). No step waits for a save.
+turn (no page may become unfreeable). No step waits for a save.
 """
 
 from __future__ import annotations

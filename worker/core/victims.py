@@ -1,4 +1,4 @@
-"""Which pages leave HBM first, in the order of `contracts.memory.victim_order` (DESIGN section 6; SYMPHONY, section
+"""Which pages leave HBM first, in the order of `contracts.memory.victim_order` (SYMPHONY, section
 3.4): rank, least urgent priority, highest layer, least recently used session, latest chunk. Unsaved blocks leave before
 all others, and whole.
 
