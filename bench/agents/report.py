@@ -50,15 +50,15 @@ def result() -> str:
     ]
     return f"""
 `bench/agents/run --files 4 --repetitions 3 --profiled 1` (`result.json`) and
-`bench/agents/run --files 12 --repetitions 2 --profiled 1 --out bench/agents/result-12-files.json`, 2026-11-23, two cores of an AMD EPYC,
-nothing else running, no accelerator. Eight files are not measured.
+`bench/agents/run --files 12 --repetitions 2 --profiled 1 --out bench/agents/result-12-files.json`, 2026-11-23, two cores of an AMD EPYC.
+Eight files are not measured.
 
 {table(head, rows)}
 
-**On this machine hints do not pay**, although returning requests find more in HBM and load less. The ratio of no hints to hints is {ratio(4, "end_to_end_s")} end to end and {ratio(4, "ttft_returning_mean_s")} in TTFT with four files,
-{ratio(12, "end_to_end_s")} and {ratio(12, "ttft_returning_mean_s")} with twelve: no difference, or a slight loss. Loads use
-the cores that compute, and a project is mostly tools and compute. The paper's 2.8 × is over vLLM, which recomputes; both arms here cache.
+**On this machine hints do not pay**. The ratio of no hints to hints is {ratio(4, "end_to_end_s")} end to end and {ratio(4, "ttft_returning_mean_s")} in TTFT with four files,
+{ratio(12, "end_to_end_s")} and {ratio(12, "ttft_returning_mean_s")} with twelve. Loads use the
+cores that compute, and a project is mostly tools and compute. The paper's 2.8 × is over vLLM, which recomputes; both arms here cache.
 
-**One run nearly learns the graph**: {edges[0]}, {edges[1]} (0.6 was drawn, with at most three reviews). About half of the reviews have no engineer
-after them, so some hints are wasted even with a perfect graph.
+**One run nearly learns the graph**: {edges[0]}, {edges[1]}, so some hints are wasted even with a
+perfect graph.
 """

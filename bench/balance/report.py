@@ -41,14 +41,13 @@ def result() -> str:
 
     head = ("load", "policy", "over time", "whole run", "TTFT mean", "TTFT p99", "TPOT mean")
     return f"""
-`bench/balance/run --trace mooncake_conversation.jsonl`, 2026-11-23, two cores of an AMD EPYC, nothing else running (`result.json`):
+`bench/balance/run --trace mooncake_conversation.jsonl`, 2026-11-23, two cores of an AMD EPYC (`result.json`):
 
 {table(head, map(row, found))}
 
 At 256 users our sticky fleet peaks at {whole("256 users", "sticky"):.1f} times the median (paper: 3.1), `balanced` at {whole("256 users", "balanced"):.1f}: it moves a session only if
-that pays (docs/design/0021) and ignores brief imbalance. Its gain is in waiting: on the trace its mean TTFT is {sooner("trace"):.0f} and
+that pays (docs/design/0021). On the trace its mean TTFT is {sooner("trace"):.0f} and
 {sooner("trace, times × 0.7"):.0f} % below sticky's, thanks to its hints; without hints it equals sticky.
 
-The real run says little about balance: {of["real, four workers", "sticky"]["peak_to_median"]["moments"]:.0f} moments, two cores for four workers, and a median below one
-request, which inflates the ratios.
+The real run says little about balance: {of["real, four workers", "sticky"]["peak_to_median"]["moments"]:.0f} moments, and a median below one request.
 """

@@ -38,16 +38,15 @@ def result() -> str:
 
     head = (f"{count:.0f} requests, one node", "measured", "predicted", "off by", "profile alone")
     return f"""
-`bench/calibration/run`, 2026-11-23, two cores of an AMD EPYC of the fourth generation (AVX-512 BF16), nothing else running (`result.json`).
-**TTFT {100 * off["TTFT"]:+.1f} %, TPOT {100 * off["TPOT"]:+.1f} % (15 % wanted)**; lone requests took {found["after_over_before"]:.2f} times
-as long after the load as before.
+`bench/calibration/run`, 2026-11-23, two cores of an AMD EPYC (AVX-512 BF16; `result.json`).
+**TTFT {100 * off["TTFT"]:+.1f} %, TPOT {100 * off["TPOT"]:+.1f} % (15 % wanted)**.
 
 {table(head, map(row, SHOWN))}
 
 Overhead beside the profile: {1000 * overhead["request_s"]:.1f} ms per request, {1000 * overhead["step_s"]:.1f} ms per step, {1000 * overhead["token_s"]:.1f} ms per token of a step; prompts take
-{overhead["prefill_times"]:.2f} times as long. First turns are predicted {early("first turns"):.0f} % too fast, returning ones {early("later turns"):.0f} %: under load the services compete for
-the cores, which lone requests do not show.
+{overhead["prefill_times"]:.2f} times as long. First turns are predicted {early("first turns"):.0f} % too fast, returning ones {early("later turns"):.0f} %: under load the services
+compete for the cores.
 
-**Stability.** Three earlier runs of the day, fitted only before the load, were off by {earlier} in TTFT and TPOT: the machine's speed changed during one, and queues amplify
-that. A run now warns if lone requests change by a tenth (`result-earlier.json`).
+**Stability.** Three earlier runs were off by {earlier} in TTFT and TPOT (`result-earlier.json`): the machine's speed changed during one, and queues
+amplify that. A run now warns if lone requests change by a tenth.
 """

@@ -40,15 +40,14 @@ def result() -> str:
     raw, count = found["speed"]["8B bfloat16"]["raw"], greedy["float32"]["raw"]["answers"]
     changed = [(1 - greedy["float32"][codec]["identical_to_raw_rate"]) * count for codec in ("fp8", "k16v8")]
     return f"""
-`bench/codecs/run`, 2026-11-21, two cores under heavy other load (speeds are lower bounds), no accelerator, with the demo model of that day
-(`result.json`):
+`bench/codecs/run`, 2026-11-21, two cores under heavy other load, so speeds are lower bounds (`result.json`):
 
 {table((f"{count:.0f} answers", "exact", "identical to raw", "KV smaller", "files smaller"), answers)}
 
-fp8 changed {changed[0]:.0f} answers, k16v8 {changed[1]:.0f}. Files shrink less than KV because the demo model's pieces are small (16 and
-32 KiB), are aligned to 4 KiB, and each chunk has a header of 4 KiB.
+fp8 changed {changed[0]:.0f} answers, k16v8 {changed[1]:.0f}. Files shrink less than KV because the demo
+model's pieces are small and aligned to 4 KiB, and each chunk has a header of 4 KiB.
 
 {table(("one thread, GB/s of KV", "encode", "decode", "error"), [*rates, ["a copy; a checksum", f"{raw['copy_gb_s']:.0f}", f"{raw['checksum_gb_s']:.0f}", ""]])}
 
-A codec on the host is slower than an SSD: use it for remote blob stores and for small disks. CacheGen was not run, for lack of a CUDA device.
+A codec on the host is slower than an SSD: use it for remote blob stores and for small disks. CacheGen was not run.
 """

@@ -26,7 +26,7 @@ def result() -> str:
             ]
         )
     return f"""
-`bench/hint_flood/run`, 2026-11-23, two cores of an AMD EPYC, nothing else running, no accelerator (`result.json`).
+`bench/hint_flood/run`, 2026-11-23, two cores of an AMD EPYC (`result.json`).
 
 {table(("", "turns", "TTFT p50", "p95", "hints full", "behind", "noted", "known"), rows)}
 

@@ -46,12 +46,12 @@ def result() -> str:
 
 {table(("missed hints", "TTFT mean", "TTFT p99", "tokens/s"), missed)}
 
-SYMPHONY's normalised latency is 6 % worse at 10 % missed (figure 19). Here a hint saves the load from the SSD or a peer.
+SYMPHONY's normalised latency is 6 % worse at 10 % missed (figure 19).
 
 {table(("users", "spurious hints per request", "tokens/s", "change", "TTFT mean"), spurious)}
 
-SYMPHONY loses 2.1 % of throughput at 60 % (figure 20); our aim is at most 1 %. In a closed loop throughput hardly moves, so 1,200 users load the fleet
-nearly fully. Spurious loads come after demand loads and use free memory. The simulator omits the cost of sending them for a peer.
+SYMPHONY loses 2.1 % of throughput at 60 % (figure 20); our aim is at most 1 %. 1,200 users
+load the fleet nearly fully. Spurious loads come after demand loads and use free memory. What sending them costs a peer is not simulated.
 
 {table(("users, TTFT mean", *policies.values()), without)}
 

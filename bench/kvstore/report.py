@@ -71,13 +71,12 @@ def result() -> str:
     found = read(Path(__file__).with_name("result.json"))
     again = read(Path(__file__).with_name("result-again.json"))
     machine, parts = found["machine"], found["parts"]
-    loads = [of["load_average_before"] for of in parts.values()]
     tables = "\n\n".join(part(name, of["figures"]) for name, of in parts.items())
     return f"""
-`bench/kvstore/run --peers`, {quoted(found["date"][:10])}, {machine["cores"]:.0f} cores of {machine["cpu"]}; load average before a part
-{min(loads):.2f} to {max(loads):.2f} (`result.json`). Medians; a ratio is the median of the repetitions' ratios, with the smallest and the largest.
+`bench/kvstore/run --peers`, {quoted(found["date"][:10])}, {machine["cores"]:.0f} cores of {machine["cpu"]} (`result.json`);
+medians and ranges.
 
-Again the next day, on a slower machine (`result-again.json`): peer's DRAM to arena {ratios(again["peer"])}; a verified load against an unverified one
+Again on a slower machine (`result-again.json`): peer's DRAM to arena {ratios(again["peer"])}; a verified load against an unverified one
 {ratios(again["load"])}.
 
 {tables}

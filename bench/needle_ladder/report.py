@@ -37,9 +37,9 @@ def result() -> str:
     ]
     off = arms["off"]
     return f"""
-`bench/needle_ladder/run`, 2026-11-21, two cores of an Intel Xeon with other load, no accelerator, with the demo model of that day (`result.json`):
+`bench/needle_ladder/run`, 2026-11-21, two cores of an Intel Xeon, with the demo model of that day (`result.json`):
 
 {table(("", *arms), rows)}
 
-No answer changes and no fact leaks. The {off["answers"] - off["exact"]:.0f} wrong answers are the model's mistakes and identical in every arm.
+No answer changes and no fact leaks. The {off["answers"] - off["exact"]:.0f} wrong answers are the model's, identical in every arm.
 """

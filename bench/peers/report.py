@@ -73,24 +73,24 @@ def result() -> str:
     )
     return f"""
 A production trace (`mooncake_conversation.jsonl`), lengths × {load["found"]["length_scale"]}, times × {load["time_scales"][0]}, conversations of three turns and more;
-`bench/peers/run --trace mooncake_conversation.jsonl --resume`, 2026-11-23, two cores of an AMD EPYC of the fourth generation (AVX-512 BF16), nothing
-else running (`result.json`, `result.png`): two repeats of `upbeat`, `sticky`, `recompute`, `vllm-sticky` and `lmcache-sticky`, one of the others. {failed:.0f} requests failed. -: skipped as too slow.
+`bench/peers/run --trace mooncake_conversation.jsonl --resume`, 2026-11-23, two cores of an AMD EPYC (AVX-512 BF16;
+`result.json`, `result.png`): two repeats of `upbeat`, `sticky`, `recompute`, `vllm-sticky` and `lmcache-sticky`, one of the others. {failed:.0f} requests failed. -: skipped as too slow.
 
 ![The same users, weights and cores: latency, first token, time per token and requests a second](result.png)
 
-**Results differ from one stretch of machine time to another**, and so does the winner at 64 users; the last table has every stretch. In this one `upbeat`
-is ahead of `vllm-sticky` at 64 users by {ahead}; in the third `vllm-sticky` was ahead by {behind:.0f} %, end to end.
+**Results differ between stretches of machine time** (last table), and so does the winner at 64 users: here `upbeat` is ahead of `vllm-sticky` by
+{ahead}; in the third stretch `vllm-sticky` was ahead by {behind:.0f} %, end to end.
 
-**The mean has a cost.** Prefill steps beside decodes are bounded, so long prompts wait: TTFT p99 at 64 users is {slowest["upbeat"]} s, `vllm-sticky`'s
-{slowest["vllm-sticky"]} s (`docs/design/0010-scheduling.md`). Requests within the `slo` of the load (TTFT 1 s, TPOT 0.1 s) at 8, 16, 32 and 64 users:
+**Long prompts wait for decodes**: TTFT p99 at 64 users is {slowest["upbeat"]} s, `vllm-sticky`'s
+{slowest["vllm-sticky"]} s (`docs/design/0010-scheduling.md`). Requests within the `slo` (TTFT 1 s, TPOT 0.1 s) at 8, 16, 32 and 64 users:
 {keeps} for `upbeat` (`vllm-sticky`).
 
-**`sticky` and `upbeat` are close**: same engine, and nearly all sessions fit the HBM of two nodes. bench/returning_session shows what hints and moves bring.
+**`sticky` and `upbeat` are close**: nearly all sessions fit the HBM of two nodes. For hints and moves see bench/returning_session.
 
 {markdown(document | {"claims": claims})}
 
-Every stretch: mean end to end, s, `upbeat` / the best of vLLM and vLLM over LMCache. In the first five, users started within 2.5 s and their cold first
-prompts counted; in the first two, without bfloat16 instructions, vLLM computed in float32. The code changed between stretches.
+Every stretch: mean end to end, s, `upbeat` / the best of vLLM and vLLM over LMCache. In the first five, users started within 2.5 s and cold
+prompts counted; in the first two vLLM computed in float32. The code changed in between.
 
 {table(("written (UTC)", "processor", "from", *(f"{users} users" for users in USERS)), map(stretch_row, stretches))}
 """

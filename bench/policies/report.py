@@ -29,11 +29,11 @@ def result() -> str:
     over = 100 * (of["balanced"]["ttft_first_turns_s"]["mean"] / of["sticky"]["ttft_first_turns_s"]["mean"] - 1)
     return f"""
 {load["requests"]:.0f} requests of a production trace, lengths × {load["length_scale"]}, times × {load["time_scale"]}, conversations of three turns and more;
-`bench/policies/run --trace mooncake_conversation.jsonl`, 2026-11-23, two cores of an AMD EPYC (AVX-512 BF16), no accelerator (`result.json`); one run of
-each policy. TTFT unless another figure is named:
+`bench/policies/run --trace mooncake_conversation.jsonl`, 2026-11-23, two cores of an AMD EPYC (AVX-512 BF16; `result.json`); one run of each
+policy. TTFT unless named:
 
 {table(("", *of), rows)}
 
 {sum(figures["failed"] for figures in of.values()):.0f} requests failed. **Returning turns gain; the mean of first turns is {over:.0f} % over `sticky`'s** (5 % wanted).
-Both nodes share the same two cores, so balancing gains less than on two machines.
+Both nodes share two cores, so balancing gains less than on two machines.
 """

@@ -110,8 +110,8 @@ def real() -> str:
 
 {beside(cells)}
 
-In both draws `balanced` wins in returning turns, mean and p95, and loses in the p95 end to end; the cause is unknown. Two draws are few, as draws
-differ much.
+In both draws `balanced` wins in returning turns, mean and p95, and loses in the p95 end to end; the
+cause is unknown, and two draws are few.
 """
 
 

@@ -43,7 +43,6 @@ def result() -> str:
 
 {table(head, rows)}
 
-With priorities, mean TTFT of urgent turns is {sooner} times that of first come, whatever their share; the others' is {later} times, growing with that share. Urgent TPOT hardly
-changes: urgent turns enter fuller batches sooner, and a simulated device does not pause decodes. SYMPHONY (figure 21) reports TPOT gains for
-both, over vLLM, which recomputes every cache.
+With priorities, mean TTFT of urgent turns is {sooner} times that of first come; the others' is {later} times, growing with the urgent share. TPOT hardly
+changes. SYMPHONY (figure 21) reports TPOT gains for both, over vLLM, which recomputes every cache.
 """

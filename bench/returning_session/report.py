@@ -21,7 +21,7 @@ def result() -> str:
         for where, of in ((CACHES[name], found["conditions"][name]) for name in CACHES)
     ]
     return f"""
-`bench/returning_session/run`, 2026-11-23, two cores of an AMD EPYC (AVX-512 BF16), no accelerator (`result.json`):
+`bench/returning_session/run`, 2026-11-23, two cores of an AMD EPYC (AVX-512 BF16; `result.json`):
 
 {table(("the cache is", "median TTFT", "range"), rows)}
 

@@ -29,16 +29,14 @@ def result() -> str:
         )
 
     return f"""
-`bench/returning_session_tiers/run --repetitions 5 --pairs 5`, 2026-11-21, two cores of an Intel Xeon without AMX or bfloat16 instructions, nothing
-else running (`result.json`; medians, range in brackets). Later: 2026-11-22, small pieces read in a short read and the rest, on a slower machine
-(`--repetitions 7 --pairs 2 --no-peers`, `result-alone.json`).
+`bench/returning_session_tiers/run --repetitions 5 --pairs 5`, 2026-11-21, two cores of an Intel Xeon without AMX or bfloat16 instructions
+(`result.json`; medians, range in brackets). Later: 2026-11-22, on a slower machine (`--repetitions 7 --pairs 2 --no-peers`, `result-alone.json`).
 
 {table(("cache", "first token, ms", "times `hbm`", "wanted", "later, ms", "times `hbm`"), rows)}
 
-**Every tier meets its limit in the later run**; `ssd warm` missed it in the first. Warm and cold files take about as long: Python work per piece in store
-and worker dominates, on the two cores that also compute. Write-back costs a decode step {cost("decode step, mean")} times its time in the mean,
+**Every tier meets its limit in the later run**; `ssd warm` missed it in the first. Python work per piece
+dominates, so warm and cold files take about as long. Write-back costs a decode step {cost("decode step, mean")} times its time in the mean,
 {cost("decode step, 98th percentile")} at the 98th percentile, and a prefill {cost("prefill of 1,500 tokens")}.
 
-**vLLM and LMCache have no figures yet.** In the first run they emulated bfloat16, so compute hid the cache. Measure them with float32, or on a processor
-with bfloat16 instructions.
+**vLLM and LMCache have no figures yet.** In the first run they emulated bfloat16, so compute hid the cache.
 """

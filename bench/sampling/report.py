@@ -28,12 +28,12 @@ def result() -> str:
         for name, text in GRAMMARS.items()
     ]
     return f"""
-`bench/sampling/run`, 2026-11-21, one thread on two cores under heavy other load, so these are upper bounds (`result.json`):
+`bench/sampling/run`, 2026-11-21, one thread under heavy other load, so these are upper bounds (`result.json`):
 
 {table(("microseconds a row", *batches), chosen)}
 
 {table(("microseconds a token", "mask", "mask, p99", "applying it", "taking the token", "in all", "compiled in"), grammars)}
 
-The vocabulary's tables take {of["vocabulary"]["tables_ms"]:.0f} ms once, with the first grammar, on their own thread. Random logits are the worst case for top_p:
+The vocabulary's tables take {of["vocabulary"]["tables_ms"]:.0f} ms once. Random logits are the worst case for top_p:
 with a model's, far fewer tokens reach 0.9.
 """

@@ -43,7 +43,7 @@ def result() -> str:
         ["events of stores", f"{full['store_events']:,.0f}"],
     ]
     return f"""
-`bench/scale/run`, 2026-11-23, two cores of an AMD EPYC, nothing else running (`result.json`).
+`bench/scale/run`, 2026-11-23, two cores of an AMD EPYC (`result.json`).
 
 {table((", ".join(sizes), "each", "together"), calls)}
 

@@ -39,10 +39,9 @@ def result() -> str:
         row("fleet and sessions known after", lambda f: f"{f['joined_s']:.1f} s"),
     ]
     return f"""
-`bench/scheduler/run`, 2026-11-22, two cores, nothing else running (`result.json`), {found["settings"]["sessions"]:,.0f} sessions:
+`bench/scheduler/run`, 2026-11-22, two cores (`result.json`), {found["settings"]["sessions"]:,.0f} sessions:
 
 {table(("", *(f"{fleet['nodes']:,.0f} nodes" for fleet in fleets)), rows)}
 
-**p99 at 1,000 nodes and 2,000 a second misses its limit** ({at(fleets[-1], 2000)["p99_ms"]:.1f} ms, 5 wanted): the core is nearly saturated, so any interruption
-delays many queued turns.
+**p99 at 1,000 nodes and 2,000 a second misses its limit** ({at(fleets[-1], 2000)["p99_ms"]:.1f} ms, 5 wanted): the core is nearly saturated.
 """

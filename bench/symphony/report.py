@@ -70,13 +70,13 @@ def one_and_two() -> str:
 
 ![figure 1](pictures/figure-1.png)
 
-Paper: the most and the least loaded GPU differ by up to 300 requests with InferCept, at 1,024 users. Here, requests per GPU (ten-second means):
-{spread}. The paper's most loaded GPU has more requests than all eight here.
+Paper, 1,024 users: GPUs differ by up to 300 requests with InferCept. Here, requests per GPU:
+{spread}.
 
 ![figure 2](pictures/figure-2.png)
 
-Paper: 32 requests at a time instead of 8 "can lead to almost double the latency". Here a token takes {token:.1f} x with prompts computed between
-decode steps, and {step:.1f} x for decoding alone.
+Paper: 32 requests at a time instead of 8 "can lead to almost double the latency". Here a token takes {token:.1f} x with prompts between
+decode steps, {step:.1f} x without.
 """
 
 
@@ -103,8 +103,8 @@ Paper: prefill is 4.9 x faster with swapping. Here, Llama-2-7B on one A100:
 
 ![figure 5](pictures/figure-5.png)
 
-Share of prompt tokens that an earlier turn already computed. Paper: over 50 % after three turns, over 99 % in all of ShareGPT. Here, at the second,
-third and eighth turn: {shares}; {100 * found["share_of_recomputed_tokens_all"]:.0f} % over the first twenty turns (conversations have at most {found["longest_turns"]:.0f} turns, ShareGPT's over 400).
+Prompt tokens that an earlier turn already computed. Paper: over 50 % after three turns, over 99 % in all. Here, at the second, third and
+eighth turn: {shares}; {100 * found["share_of_recomputed_tokens_all"]:.0f} % over the first twenty turns.
 """
 
 
@@ -116,12 +116,11 @@ def six() -> str:
 
 ![figure 6](pictures/figure-6.png)
 
-Paper, eight GPUs, fastest first: recompute, InferCept, InferCept that migrates a session's KV when its request arrives. **Here recompute is
-slowest**. Llama-3.1-8B:
+Paper, fastest first: recompute, InferCept, InferCept that migrates a session's KV when its request arrives. **Here recompute is slowest**. 8B:
 
 {over(found["8b"], (E2E,), "infercept", systems)}
 
-Llama-2-13B:
+13B:
 
 {over(found["13b"], (E2E,), "infercept", systems)}
 """
@@ -134,23 +133,22 @@ def eleven_and_twelve() -> str:
 
 ![figure 11](pictures/figure-11.png)
 
-Llama-3.1-8B. Paper, over SYMPHONY: TPOT 1.4 to 1.9 x (vLLM), up to 2.5 x (InferCept), up to 1.8 x (Llumnix), up to 1.6 x (both); TTFT up to 2.4 x; four to
-eight times vLLM's users at equal TPOT. Here, users at equal TPOT: {equal(first, (512, 1024))}.
+Llama-3.1-8B. Paper, over SYMPHONY: TPOT 1.4 to 1.9 x (vLLM), up to 2.5 x (InferCept), 1.8 x (Llumnix), 1.6 x (both); TTFT up to 2.4 x; four to
+eight times vLLM's users at equal TPOT. Here: {equal(first, (512, 1024))}.
 
 {over(first["rows"], (TPOT, TTFT, E2E), users=(512, 1024, 1536, 2048))}
 
-The curves separate once InferCept's host memory is full; at 2,048 users only ours is below saturation. TTFT differs more than in the paper because
-tokeniser and HTTP are not simulated.
+The curves separate once InferCept's host memory is full. TTFT differs more than in the paper: tokeniser and HTTP are not simulated.
 
 ![figure 12](pictures/figure-12.png)
 
-Llama-2-13B, means of three seeds. Paper: TPOT of vLLM 1.31 to 1.9 x (2.6 x at most), TTFT up to 2.56 x. Here, users at equal TPOT:
+Llama-2-13B. Paper: TPOT of vLLM 1.31 to 1.9 x (2.6 x at most), TTFT up to 2.56 x. Here, at equal TPOT:
 {equal(second, (256, 384, 512))}.
 
 {over(second["rows"], (TPOT, TTFT, E2E), users=(256, 384, 512, 640, 1024))}
 
-TPOT gains are smaller than the paper's: part of the history is on the SSD, and at 1.5 GB/s per GPU (our assumption; the paper names no rate) recomputing
-is as fast as loading. All systems use our order by due time for prompts and admission; vLLM's own is by arrival.
+TPOT gains are smaller than the paper's: part of the history is on the SSD, and at 1.5 GB/s per GPU (our assumption) recomputing is as fast as
+loading.
 """
 
 
@@ -160,11 +158,11 @@ def thirteen() -> str:
 
 ![figure 13](pictures/figure-13.png)
 
-Llama-3.1-8B, longer prompts, shorter answers, pauses in bursts (BurstGPT-like). Paper: up to 2.5 x, "very similar" to ShareGPT. Here:
+Llama-3.1-8B, longer prompts, shorter answers, bursts. Paper: up to 2.5 x. Here:
 
 {over(figure(13)["rows"], (TPOT, E2E))}
 
-Longer prompts saturate the others at fewer users than in figure 11. Past saturation the factors measure queues, not speed.
+Past saturation the factors measure queues.
 """
 
 
@@ -181,12 +179,11 @@ def fourteen() -> str:
 
 ![figure 14](pictures/figure-14.png)
 
-Llama-2-13B, 10 Gbit/s per GPU to remote storage; only "all tiers" also uses SSDs and peers. LMCache uses its codec and loads when the request arrives.
-Paper: 47 % less normalised latency than LMCache with the codec, 35 % without. Here, end to end:
+Llama-2-13B, 10 Gbit/s per GPU to remote storage; only "all tiers" also uses SSDs and peers. Paper: 47 % less normalised latency than LMCache with the codec, 35 % without. Here, end to end:
 
 {table(("ours", *(f"{n} users" for n in users)), lines)}
 
-Gains are smaller than the paper's: the first token comes much sooner, but is a small part of an answer.
+Gains are smaller: the first token is a small part of an answer.
 """
 
 
@@ -202,12 +199,11 @@ def fifteen() -> str:
 
 ![figure 15](pictures/figure-15.png)
 
-256 users: highest load of any GPU over the median, in requests, ten-second means. Paper, Llama-3.1-8B: 3.1 x with InferCept; vLLM and SYMPHONY are
-"load-balanced". Here, with few requests per GPU and therefore much chance:
+256 users: highest load of any GPU over the median. Paper, Llama-3.1-8B: 3.1 x with InferCept. Here, with few requests per GPU and much chance:
 
 {table(("model", *(NAMES[name] for name in names)), lines)}
 
-Llumnix + InferCept is the most even because it migrates running requests. It is no faster.
+Llumnix + InferCept is the most even, but no faster.
 """
 
 
@@ -227,13 +223,12 @@ def sixteen() -> str:
 
 ![figure 16](pictures/figure-16.png)
 
-Llama-3.1-8B, eight GPUs: MetaGPT-like teams (`agents.py`, the load of bench/agents with longer answers) do two projects each. The call graph was learned
-from earlier projects. Paper, seconds per project over SYMPHONY's: vLLM 2.8 x, Parrot 1.7 x. Here, over ours:
+Llama-3.1-8B, eight GPUs: MetaGPT-like teams (`agents.py`, the load of bench/agents with longer answers). Paper, seconds per project over SYMPHONY's: vLLM 2.8 x, Parrot 1.7 x. Here, over ours:
 
 {table(("", *(f"{teams} teams, {files} files" for teams, files in cells)), lines)}
 
-Factors are smaller than the paper's: agents write 400 to 900 tokens, which no cache speeds up, and tools take time. **Hints do not pay
-here**: sessions stay on their nodes, close to their KV. bench/agents finds the same on real hardware.
+Factors are smaller: agents write 400 to 900 tokens, which no cache speeds up. **Hints do not pay here**:
+sessions stay close to their KV. bench/agents finds the same.
 """
 
 
@@ -245,12 +240,11 @@ def seventeen() -> str:
 
 ![figure 17](pictures/figure-17.png)
 
-Llama-2-13B, means of three seeds. Paper: without cooperative memory 7 x slower, throughput 21.7 % lower without layer priority and 18.4 % without
-layer-wise loading. Here:
+Llama-2-13B. Paper: 7 x slower without cooperative memory, throughput 21.7 % lower without layer priority, 18.4 % without layer-wise loading. Here:
 
 {over(rows, (E2E,), systems=systems)}
 
-Only hints and balancing matter: loads from DRAM into HBM are short, and in a closed loop below saturation users set the pace.
+Only hints and balancing matter: loads from DRAM are short, and below saturation users set the pace.
 """
 
 
@@ -260,11 +254,11 @@ def eighteen() -> str:
 
 ![figure 18](pictures/figure-18.png)
 
-Llama-3.1-8B. Paper: InferCept "struggles", and Llumnix does not help because there is no decoding during which to migrate. Here too:
+Llama-3.1-8B. Paper: InferCept "struggles", and Llumnix does not help. Here too:
 
 {over(figure(18)["rows"], (TTFT,))}
 
-The paper blames imbalance; here the cause is memory: histories are long, and what InferCept's DRAM evicted is recomputed on the session's only node.
+The paper blames imbalance; here the cause is memory: what InferCept's DRAM evicted is recomputed.
 """
 
 
@@ -293,11 +287,11 @@ def nineteen_and_twenty() -> str:
 
 ![figure 19](pictures/figure-19.png)
 
-Llama-2-13B, 512 users, means of three seeds. Paper: a token takes 15 % longer with 10 % of hints missed, and as long as InferCept's with all missed. Here:
+Llama-2-13B, 512 users. Paper: a token takes 15 % longer with 10 % of hints missed, as long as InferCept's with all. Here:
 
 {table(("", *head), lines)}
 
-Without hints ours equals the stateful systems, as in the paper.
+Without hints ours equals the stateful systems.
 
 ![figure 20](pictures/figure-20.png)
 
@@ -305,7 +299,7 @@ The same with spurious hints. Paper: 60 % spurious hints cost 2.1 % of throughpu
 
 {table(("spurious hints per request", "fewer output tokens/s", "end to end, mean"), costs)}
 
-Spurious loads keep SSDs busy; a closed loop hides the cost in throughput.
+A closed loop hides the cost in throughput.
 """
 
 
@@ -328,12 +322,12 @@ def twenty_one() -> str:
 
 ![figure 21](pictures/figure-21.png)
 
-Llama-2-13B, 512 users. Paper: more tokens per second than vLLM's priority scheduling for both kinds of session, most for prioritised ones. Here, TPOT and
-TTFT by share of prioritised conversations:
+Llama-2-13B, 512 users. Paper: more tokens per second than vLLM, most for prioritised sessions. Here, TPOT and TTFT by share of prioritised
+conversations:
 
 {table(("", "sessions", "10 %", "30 %", "50 %"), lines)}
 
-**Priority shows in TTFT, not in TPOT**, for vLLM and for ours: every request in the batch gets a token in every step.
+**Priority shows in TTFT, not in TPOT**: every request in the batch gets a token in every step.
 """
 
 
