@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import signal
 import time
@@ -161,6 +162,8 @@ def saved(engine: Engine, tokens: list[int], salt: bytes) -> dict[int, bytes]:
     while keep and not engine.all_report("sent", "first"):
         engine.step()
     engine.until(lambda: not engine.core._saves)
+    names = (f"look-{n}" for n in itertools.count())
+    engine.until(lambda: engine.match(turn(next(names), salt), tokens)[0] == len(blocks) * SIZE)
     return {block: content(engine.blocks, block) for block in blocks}
 
 
