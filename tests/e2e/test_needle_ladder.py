@@ -17,6 +17,8 @@ MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "mo
 
 
 @pytest.mark.stack
+@pytest.mark.slow
+@pytest.mark.sample
 @pytest.mark.timeout(280)
 def test_two_dozen_sessions_climb_the_ladder(tmp_path: Path) -> None:
     climb(tmp_path, 24)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -47,7 +48,9 @@ class VllmServer:
             "VLLM_SERVER_DEV_MODE": "1",
         }
         with log.open("ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=log.parent)
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, env=env, cwd=log.parent, start_new_session=True
+            )
 
     def wait(self) -> VllmServer:
         """Until it serves."""
@@ -99,11 +102,11 @@ class VllmServer:
         return found.get("queries", 0.0), found.get("hits", 0.0)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it and everything that it started."""
+        """End it and everything that it started: its engine's processes outlive a server that is killed."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
