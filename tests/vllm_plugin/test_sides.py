@@ -9,7 +9,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from upbeat_vllm.state import Turn
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from runtime import telemetry
+from storelink.arena_sharing import arenas_of, is_locked
 from tests.kvstore.conftest import Stack
 
 SIZE, LAYERS, HEADS = 16, 4, 4
@@ -66,7 +66,7 @@ class Engine:
         self.blocks = blocks
         self.core = Core(SHAPE, "m", len(blocks))
         self.side = SchedulerSide(self.core, store, name, "vllm-test", 0, LOG)
-        self.ranks = [RankSide(b, LAYERS, name, n, LOG) for n, b in enumerate(blocks)]
+        self.ranks = [RankSide(b, LAYERS, name, LOG) for b in blocks]
         self.failed: set[int] = set()
         self.reports: Counter[tuple[str, str]] = Counter()
         self.until(lambda: self.core.attached)
@@ -121,6 +121,10 @@ class Engine:
 def stack(make_stack: Callable[..., Stack]) -> Stack:
     made = make_stack(nodes=1)
     made.start(0)
+    end = time.monotonic() + 30.0
+    while not arenas_of(made.config.node(0).arena_stem):
+        assert time.monotonic() < end, made.log(0)
+        time.sleep(0.01)
     return made
 
 
@@ -208,13 +212,15 @@ def test_a_store_that_is_killed_costs_the_blocks_that_had_not_come_and_another_s
     engine.close()
 
 
-def test_an_engine_that_is_gone_leaves_nothing_locked(stack: Stack, tmp_path: Path) -> None:
+def test_an_engine_that_is_gone_leaves_nothing_locked(stack: Stack) -> None:
     salt, tokens = secrets.token_bytes(32), list(range(100, 100 + 5 * SIZE + 3))
-    for number in range(3):
-        engine = Engine(stack.address(0), [HostBlocks(range(LAYERS), 0, 1)])
-        if number == 0:
-            saved(engine, tokens, salt)
-        else:
+    (arena,) = arenas_of(stack.config.node(0).arena_stem)
+    with arena.open("rb") as file:
+        for attachment in (1, 2, 3):
+            engine = Engine(stack.address(0), [HostBlocks(range(LAYERS), 0, 1)])
+            if attachment == 1:
+                saved(engine, tokens, salt)
             assert engine.match(turn("r", salt), tokens)[0] == 5 * SIZE
-        engine.close()
-    assert "still uses the arena" not in stack.log(0)
+            assert is_locked(file.fileno(), attachment), "the store lends nothing again that may still be copied"
+            engine.close()
+            engine.until(lambda attachment=attachment: not is_locked(file.fileno(), attachment))  # type: ignore[misc]

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
-from vllm.distributed.parallel_state import get_tp_group, get_world_group
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.models.utils import extract_layer_index
 
 from contracts.ids import SESSION_ID_PATTERN, SessionKey
@@ -274,8 +274,7 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if self._geometry is None:
             return
         blocks = TorchBlocks(kv_caches, self._geometry, get_tp_group().rank_in_group)
-        rank = get_world_group().rank_in_group
-        self._rank = RankSide(blocks, self._geometry.shape.layers, self._engine_id, rank, log)
+        self._rank = RankSide(blocks, self._geometry.shape.layers, self._engine_id, log)
 
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()

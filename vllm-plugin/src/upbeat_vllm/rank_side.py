@@ -79,13 +79,12 @@ class _Save:
 
 
 class RankSide:
-    """See the module. rank: among all that copy."""
+    """See the module."""
 
-    def __init__(self, blocks: Blocks, chunk_layers: int, engine_id: str, rank: int, log: Log) -> None:
+    def __init__(self, blocks: Blocks, chunk_layers: int, engine_id: str, log: Log) -> None:
         """chunk_layers: layers of the whole model."""
         self._blocks, self._layers, self._log = blocks, chunk_layers, log
         self._address = wire.address(engine_id)
-        self._rank = rank
         self._changed = threading.Condition()
         self._loads: dict[int, _Load] = {}
         self._saves: dict[int, _Save] = {}
@@ -189,7 +188,7 @@ class RankSide:
         self._work.put(None)
         self._save_work.put(None)
         if self._connection is not None:
-            self._connection.close()
+            wire.end(self._connection)
 
     # ---- ends, under the lock ----------------------------------------------------------------------------------
     def _close(self, load: _Load) -> None:

@@ -88,8 +88,7 @@ class SchedulerSide:
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
         for rank in self._ranks:
-            with contextlib.suppress(OSError):
-                rank.connection.close()
+            wire.end(rank.connection)
 
     # ---- the link's thread -------------------------------------------------------------------------------------
     def _run_link(self) -> None:

@@ -8,6 +8,7 @@ message is a length and msgpack: `[kind, ...]`.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -53,6 +54,13 @@ def send(connection: socket.socket, message: Sequence[Any], file: int | None = N
         sent = connection.sendmsg([data], rights)
         data = data[sent:]
     connection.sendall(data)
+
+
+def end(connection: socket.socket) -> None:
+    """Close it for both ends; a thread that reads from it sees the end."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 class Reader:
