@@ -1,4 +1,5 @@
-"""State of a model on a node; the numbers are those of the proto's `ModelState`."""
+"""State of a model on a node, and how requests reach it; the numbers are those of the proto's `ModelState` and
+`ModelWire`."""
 
 from __future__ import annotations
 
@@ -26,3 +27,19 @@ def state_of(number: int) -> ModelState:
         return ModelState(number) or ModelState.ACTIVE
     except ValueError:
         return ModelState.COLD
+
+
+class ModelWire(IntEnum):
+    """How requests reach a model's engine. FRAMES: token frames, which another node can continue. HTTP: the engine's own
+    HTTP, passed through unchanged."""
+
+    FRAMES = 0
+    HTTP = 1
+
+
+def wire_of(number: int) -> ModelWire:
+    """The wire that a scheduler told of; FRAMES for an unknown number, which no scheduler of this version tells."""
+    try:
+        return ModelWire(number)
+    except ValueError:
+        return ModelWire.FRAMES

@@ -17,7 +17,7 @@ from contracts.convert import session_from_wire, session_to_wire
 from contracts.devices import is_of
 from contracts.errors import Unavailable
 from contracts.ids import SessionKey
-from contracts.models import ModelState, state_of
+from contracts.models import ModelState, state_of, wire_of
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.workflow import Hop
 from gateway import metrics
@@ -112,7 +112,14 @@ class Fleet:
         for node in message.nodes:
             for m in node.models:
                 self.models[m.name] = Model(
-                    m.name, m.max_tokens, m.created_s, m.weight_bytes, m.ttft_slo_s, m.tpot_slo_s, m.engine
+                    m.name,
+                    m.max_tokens,
+                    m.created_s,
+                    m.weight_bytes,
+                    m.ttft_slo_s,
+                    m.tpot_slo_s,
+                    m.engine,
+                    wire_of(m.wire),
                 )
         self.bounds |= bounds_of(m for node in message.nodes for m in node.models)
         self._workers.follow(self.view)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, field_validator
 from runtime.gateway_config import STRICT
 from runtime.model_names import hub_id
 
+Engine = Literal["native", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 #: A model's name in the API (the field `model`).
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$")]
@@ -40,8 +41,10 @@ class RegisteredModel(BaseModel):
     min_nodes: int = Field(default=0, ge=0)
     #: Numbers of the nodes that serve it; None: all.
     nodes: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
-    #: The engine that runs it.
-    engine: Literal["native"] = "native"
+    #: The engine that runs it: our own, or a vLLM server (section `vllm`), alone on its device.
+    engine: Engine = "native"
+    #: Further arguments of its `vllm serve`.
+    vllm_args: list[str] = []
     #: auto: `worker.dtype`.
     dtype: Dtype = "auto"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from contracts.convert import session_from_wire, session_to_wire, shape_from_wire, shape_to_wire
 from contracts.errors import InvalidRequest
 from contracts.kv import KvShape
-from contracts.models import ModelState, state_of
+from contracts.models import ModelState, ModelWire, state_of
 from contracts.v1 import common_pb2, scheduler_pb2
 from contracts.workflow import Hop
 from scheduler.core.advisories import Hint
@@ -102,15 +104,25 @@ def loads_to_wire(device: Device) -> list[scheduler_pb2.ModelLoad]:
     ]
 
 
-def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
-    """A worker's models. Raises InvalidRequest for a model with another wire format than frames or an impossible KV
-    shape."""
+_ENGINES = {ModelWire.FRAMES: "an engine of Upbeat's", ModelWire.HTTP: "a server of its own HTTP"}
+
+
+def models_from_wire(hello: scheduler_pb2.WorkerHello, known: Mapping[str, ModelWire]) -> tuple[Model, ...]:
+    """A worker's models. known: the wire of models that other devices have. Raises InvalidRequest for an unknown wire,
+    one that differs from the other devices', or an impossible KV shape."""
     for m in hello.models:
-        if m.wire != scheduler_pb2.MODEL_WIRE_FRAMES:
+        if m.wire not in tuple(ModelWire):
             raise InvalidRequest(
-                f"{hello.node} registers the model {m.name[:100]!r} with wire = {m.wire}: gateways reach models by "
-                "token frames only; "
-                "register it with wire = 0 (frames)",
+                f"{hello.node} registers the model {m.name[:100]!r} with wire = {m.wire}, which this scheduler does not "
+                "know; run the same version of Upbeat on every node",
+                param="wire",
+                code="unsupported_wire",
+            )
+        other = known.get(m.name, m.wire)
+        if m.wire != other:
+            raise InvalidRequest(
+                f"{hello.node} serves the model {m.name[:100]!r} with {_ENGINES[m.wire]}, other nodes with "
+                f"{_ENGINES[other]}; give it another name there",
                 param="wire",
                 code="unsupported_wire",
             )
@@ -127,6 +139,7 @@ def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
             m.ttft_slo_s,
             m.tpot_slo_s,
             m.engine,
+            ModelWire(m.wire),
         )
         for m in hello.models
     )
@@ -153,6 +166,7 @@ def model_to_wire(m: Model, state: ModelState) -> scheduler_pb2.ModelInfo:
         ttft_slo_s=m.ttft_slo_s,
         tpot_slo_s=m.tpot_slo_s,
         engine=m.engine,
+        wire=m.wire.value,  # type: ignore[arg-type]
     )
 
 

@@ -98,7 +98,8 @@ class Reports:
                 kind = report.WhichOneof("kind")
                 if kind == "hello":
                     hello = report.hello
-                    models = models_from_wire(hello)
+                    own = device_name(hello.node, hello.device, hello.devices or 1)
+                    models = models_from_wire(hello, fleet.wires(but=own))
                     name = self._device_name(hello.node, hello.devices, hello.device)
                     stream = Stream(name, hello.instance, hello.connection)
                     if not attached.join(stream):

@@ -1,8 +1,8 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -65,3 +65,75 @@ class DetokenizeReply(_message.Message):
     text: str
     refused: str
     def __init__(self, text: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class HttpUp(_message.Message):
+    __slots__ = ("head", "body")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    head: HttpRequest
+    body: bytes
+    def __init__(self, head: _Optional[_Union[HttpRequest, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class HttpRequest(_message.Message):
+    __slots__ = ("request_id", "model", "path", "headers", "tenant", "session_id", "priority", "source_nodes", "cache_salt", "prompt_tokens", "expected_tokens", "kept_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    path: str
+    headers: _containers.RepeatedCompositeFieldContainer[HttpHeader]
+    tenant: str
+    session_id: str
+    priority: int
+    source_nodes: _containers.RepeatedScalarFieldContainer[str]
+    cache_salt: str
+    prompt_tokens: int
+    expected_tokens: int
+    kept_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[HttpHeader, _Mapping]]] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., source_nodes: _Optional[_Iterable[str]] = ..., cache_salt: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_tokens: _Optional[int] = ..., kept_tokens: _Optional[int] = ...) -> None: ...
+
+class HttpHeader(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class HttpDown(_message.Message):
+    __slots__ = ("head", "body", "failed")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    head: HttpAnswer
+    body: bytes
+    failed: HttpFailure
+    def __init__(self, head: _Optional[_Union[HttpAnswer, _Mapping]] = ..., body: _Optional[bytes] = ..., failed: _Optional[_Union[HttpFailure, _Mapping]] = ...) -> None: ...
+
+class HttpAnswer(_message.Message):
+    __slots__ = ("status", "headers")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    headers: _containers.RepeatedCompositeFieldContainer[HttpHeader]
+    def __init__(self, status: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[HttpHeader, _Mapping]]] = ...) -> None: ...
+
+class HttpFailure(_message.Message):
+    __slots__ = ("refused", "ran", "only")
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    RAN_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
+    refused: str
+    ran: bool
+    only: bool
+    def __init__(self, refused: _Optional[str] = ..., ran: _Optional[bool] = ..., only: _Optional[bool] = ...) -> None: ...

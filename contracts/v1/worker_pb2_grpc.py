@@ -49,6 +49,11 @@ class WorkerStub:
                 request_serializer=contracts_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_worker__pb2.DetokenizeReply.FromString,
                 _registered_method=True)
+        self.Http = channel.stream_stream(
+                '/upbeat.v1.Worker/Http',
+                request_serializer=contracts_dot_v1_dot_worker__pb2.HttpUp.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_worker__pb2.HttpDown.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -72,6 +77,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Http(self, request_iterator, context):
+        """One request to an engine with HTTP of its own (ModelInfo.wire = http). Up: a head, then the body. Down: a failure, or a head and the body,
+        as the engine sends them. Ending the call cancels the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +102,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=contracts_dot_v1_dot_worker__pb2.DetokenizeRequest.FromString,
                     response_serializer=contracts_dot_v1_dot_worker__pb2.DetokenizeReply.SerializeToString,
+            ),
+            'Http': grpc.stream_stream_rpc_method_handler(
+                    servicer.Http,
+                    request_deserializer=contracts_dot_v1_dot_worker__pb2.HttpUp.FromString,
+                    response_serializer=contracts_dot_v1_dot_worker__pb2.HttpDown.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,6 +190,33 @@ class Worker:
             '/upbeat.v1.Worker/Detokenize',
             contracts_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
             contracts_dot_v1_dot_worker__pb2.DetokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Http(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/upbeat.v1.Worker/Http',
+            contracts_dot_v1_dot_worker__pb2.HttpUp.SerializeToString,
+            contracts_dot_v1_dot_worker__pb2.HttpDown.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,13 +13,13 @@ from typing import Any
 
 from contracts.devices import is_of, node_of
 from contracts.ids import SessionKey
-from contracts.models import ModelState
+from contracts.models import ModelState, ModelWire
 from contracts.placement import LEAVES_CACHE_REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as the fleet reports it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch.
+    """A model as the fleet reports it. wire: how requests reach it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch.
     weight_bytes: on one device. ttft_slo_s, tpot_slo_s: 0: no objective."""
 
     name: str
@@ -29,6 +29,7 @@ class Model:
     ttft_slo_s: float = 0.0
     tpot_slo_s: float = 0.0
     engine: str = ""
+    wire: ModelWire = ModelWire.FRAMES
 
 
 @dataclass(frozen=True, slots=True)

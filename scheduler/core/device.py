@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from contracts.kv import KvShape
-from contracts.models import ModelState
+from contracts.models import ModelState, ModelWire
 from scheduler.core.columns import SUSPECT_AFTER_S, urgency_class
 from scheduler.core.models import ModelLoad
 
@@ -46,6 +46,7 @@ class Model:
     ttft_slo_s: float = 0.0
     tpot_slo_s: float = 0.0
     engine: str = ""
+    wire: ModelWire = ModelWire.FRAMES
 
 
 @dataclass(frozen=True, slots=True)

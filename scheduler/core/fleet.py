@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from contracts.devices import device_name, node_of, number_of
 from contracts.kv import KvShape
-from contracts.models import ModelState
+from contracts.models import ModelState, ModelWire
 from scheduler.core.columns import Columns, urgency_class
 from scheduler.core.device import STALLED_AFTER_S, Device, Node, Placed
 from scheduler.core.device import LoadReport as LoadReport
@@ -109,6 +109,11 @@ class Fleet:
         device.worker_here, device.load = False, LoadReport()
         self._forget_requests(device)
         self._changed(device)
+
+    def wires(self, but: str) -> dict[str, ModelWire]:
+        """By model: how requests reach it on the devices that are here, except the device `but`."""
+        here = [device for name, device in self.devices.items() if name != but and device.worker_here]
+        return {m.name: m.wire for device in here for m in device.models}
 
     def store_joined(self, name: str, address: str) -> None:
         """A node's store said hello."""

@@ -11,7 +11,7 @@ import pytest
 from contracts.convert import shape_to_wire
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.ids import SessionKey
-from contracts.models import ModelState
+from contracts.models import ModelState, ModelWire
 from contracts.v1 import scheduler_pb2 as pb
 from scheduler.convert import load_from_wire, loads_to_wire, model_to_wire, models_from_wire
 from scheduler.core import snapshot, terms
@@ -159,7 +159,7 @@ def test_a_report_is_read_and_told_to_gateways_by_model() -> None:
     info = pb.ModelInfo(
         name="a", shape=shape, weight_bytes=5, ttft_slo_s=0.5, tpot_slo_s=0.25, engine="native", max_tokens=10
     )
-    (model,) = models_from_wire(pb.WorkerHello(node="node-0", models=[info]))
+    (model,) = models_from_wire(pb.WorkerHello(node="node-0", models=[info]), {})
     told = model_to_wire(model, ModelState.LOADING)
     assert (told.weight_bytes, told.ttft_slo_s, told.engine, told.state) == (5, 0.5, "native", pb.MODEL_STATE_LOADING)
     assert model.state is ModelState.ACTIVE, "one that says no state"
@@ -168,10 +168,25 @@ def test_a_report_is_read_and_told_to_gateways_by_model() -> None:
 def test_a_model_whose_pieces_can_have_no_such_size_is_refused_by_name() -> None:
     info = pb.ModelInfo(name="a", shape=shape_to_wire(replace(A.shape, piece_bytes=1 << 40)))
     with pytest.raises(InvalidRequest, match=r"node-0's model 'a': piece_bytes = 1099511627776"):
-        models_from_wire(pb.WorkerHello(node="node-0", models=[info]))
+        models_from_wire(pb.WorkerHello(node="node-0", models=[info]), {})
 
 
-def test_a_model_that_speaks_http_is_refused_by_name() -> None:
-    info = pb.ModelInfo(name="a", wire=pb.MODEL_WIRE_HTTP)
-    with pytest.raises(InvalidRequest, match=r"node-0 registers the model 'a' with wire = 1.*token frames only"):
-        models_from_wire(pb.WorkerHello(node="node-0", models=[info]))
+def test_a_model_keeps_the_wire_that_its_worker_names() -> None:
+    info = pb.ModelInfo(name="a", shape=shape_to_wire(A.shape), wire=pb.MODEL_WIRE_HTTP)
+    (model,) = models_from_wire(pb.WorkerHello(node="node-0", models=[info]), {"b": ModelWire.FRAMES})
+    assert model.wire is ModelWire.HTTP and model_to_wire(model, ModelState.ACTIVE).wire == pb.MODEL_WIRE_HTTP
+
+
+def test_an_unknown_wire_is_refused_by_name() -> None:
+    info = pb.ModelInfo(name="a", shape=shape_to_wire(A.shape))
+    info.wire = 7  # type: ignore[assignment]
+    with pytest.raises(InvalidRequest, match=r"node-0 registers the model 'a' with wire = 7.*same version"):
+        models_from_wire(pb.WorkerHello(node="node-0", models=[info]), {})
+
+
+def test_a_model_has_one_wire_in_a_fleet() -> None:
+    info = pb.ModelInfo(name="a", shape=shape_to_wire(A.shape), wire=pb.MODEL_WIRE_HTTP)
+    with pytest.raises(
+        InvalidRequest, match=r"node-0 serves the model 'a' with a server of its own HTTP.*another name"
+    ):
+        models_from_wire(pb.WorkerHello(node="node-0", models=[info]), {"a": ModelWire.FRAMES})

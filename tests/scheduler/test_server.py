@@ -158,15 +158,15 @@ async def world() -> AsyncIterator[World]:
     await made.close()
 
 
-async def test_a_worker_whose_model_speaks_http_is_refused_with_the_reason(world: World) -> None:
-    model = scheduler_pb2.ModelInfo(name="m", wire=scheduler_pb2.MODEL_WIRE_HTTP)
+async def test_a_worker_whose_model_others_serve_by_frames_is_refused_with_the_reason(world: World) -> None:
+    model = scheduler_pb2.ModelInfo(name="m", shape=SHAPE, wire=scheduler_pb2.MODEL_WIRE_HTTP)
 
     async def hello() -> AsyncIterator[scheduler_pb2.WorkerReport]:
         yield scheduler_pb2.WorkerReport(hello=scheduler_pb2.WorkerHello(node="node-7", models=[model], instance="1"))
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await anext(aiter(world.stub.WorkerReports(hello())))
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "token frames only" in (
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "another name" in (
         refused.value.details() or ""
     )
     assert "node-7" not in world.service.control.fleet.nodes
