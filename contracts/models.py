@@ -30,8 +30,8 @@ def state_of(number: int) -> ModelState:
 
 
 class ModelWire(IntEnum):
-    """How requests reach a model's engine. FRAMES: token frames, which another node can continue. HTTP: the engine's own
-    HTTP, passed through unchanged."""
+    """How requests reach a model's engine. FRAMES: token frames, which another node can continue. HTTP: the engine's
+    own HTTP, passed through unchanged."""
 
     FRAMES = 0
     HTTP = 1

@@ -19,8 +19,8 @@ from contracts.placement import LEAVES_CACHE_REQUESTS
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as the fleet reports it. wire: how requests reach it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch.
-    weight_bytes: on one device. ttft_slo_s, tpot_slo_s: 0: no objective."""
+    """A model as the fleet reports it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch.
+    wire: how requests reach it. weight_bytes: on one device. ttft_slo_s, tpot_slo_s: 0: no objective."""
 
     name: str
     max_tokens: int = 0
