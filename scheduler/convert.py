@@ -113,8 +113,8 @@ def models_from_wire(hello: scheduler_pb2.WorkerHello, known: Mapping[str, Model
     for m in hello.models:
         if m.wire not in tuple(ModelWire):
             raise InvalidRequest(
-                f"{hello.node} registers the model {m.name[:100]!r} with wire = {m.wire}, which this scheduler does not "
-                "know; run the same version of Upbeat on every node",
+                f"{hello.node} registers the model {m.name[:100]!r} with wire = {m.wire}, which this scheduler "
+                "does not know; run the same version of Upbeat on every node",
                 param="wire",
                 code="unsupported_wire",
             )
