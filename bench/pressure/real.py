@@ -17,7 +17,8 @@ from bench.pressure.setting import LINGERS_S, PRESET, Cell, drawn, memory_bytes,
 from loadtest.client import Endpoint, Outcome
 from loadtest.disk_pace import paced
 from loadtest.figures import figures
-from loadtest.plans import HintPlan, PlannedSession, PlannedTurn
+from loadtest.habits import Habits
+from loadtest.plans import PlannedSession, PlannedTurn
 from loadtest.policies import fixed_answers
 from loadtest.prompts import block_words
 from loadtest.random_model import SHAPES, make_random_model, weight_bytes
@@ -26,20 +27,23 @@ from loadtest.simulate.scenario import scripts
 from loadtest.simulate.users import Script
 from loadtest.stack import Stack, StackError
 from loadtest.users import Loop, run_load
+from loadtest.variants import with_habits
 from runtime.clock import RealClock
 
 NODES, SHAPE = 2, "shallow"
 LENGTH_SCALE, MAX_TOKENS = 0.08, 6_000
 #: Factor on typing and lingering, because turns are shorter than on the simulated devices.
 TIME_SCALE = 0.25
-#: Hints do not say when their request will come.
-_HINT = HintPlan(expected=False)
-#: (placement policy, whether clients send hints) by arm.
-ARMS = {
-    "sticky": ("sticky", False),
-    "sticky-hints": ("sticky", True),
-    "balanced-no-hints": ("balanced", False),
-    "balanced": ("balanced", True),
+#: A hint for every request; hints do not say when their request will come.
+_ALL = Habits(expected=False)
+#: (placement policy, clients' hints) by arm; None: no hints.
+ARMS: dict[str, tuple[str, Habits | None]] = {
+    "sticky": ("sticky", None),
+    "sticky-hints": ("sticky", _ALL),
+    "balanced-no-hints": ("balanced", None),
+    "balanced": ("balanced", _ALL),
+    "missed-10": ("balanced", replace(_ALL, missed=0.1)),
+    "spurious-60": ("balanced", replace(_ALL, spurious=0.6)),
 }
 _GIB = float(1 << 30)
 #: Words of the lone prompts; users that saturate the machine without a cache.
@@ -101,17 +105,17 @@ def run(cell: Cell, arm: str, draw: Draw, machine: Machine) -> dict[str, Any]:
     token_bytes = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     said = draw.within(machine.all_s / cell.use)
     memory = memory_bytes(cell, said, token_bytes, NODES, LINGERS_S * TIME_SCALE)
-    policy, hints = ARMS[arm]
+    policy, habits = ARMS[arm]
     hbm_gib = (memory + weight_bytes(config)) / _GIB
     stack = Stack(
         model=machine.model, nodes=NODES, policy=policy, hbm_gib=hbm_gib, dram_gib=memory / _GIB, settings=_SETTINGS
     )
     rate = ssd_bytes_per_s(cell, token_bytes, machine.token_s)
     with stack, paced(stack, rate):
-        endpoint = _endpoint(stack, machine.model, hints=hints)
+        endpoint = _endpoint(stack, machine.model, hints=habits is not None)
         for n in range(NODES):
             _load(endpoint, [_lone(n, _WARM_WORDS)])
-        outcomes = _load(endpoint, _planned(said, draw.seed))
+        outcomes = _load(endpoint, with_habits(_planned(said, draw.seed), habits or _ALL, draw.seed, TIME_SCALE))
     found = figures(outcomes, NODES, 5.0)
     return found | {"memory_bytes": round(memory), "ssd_bytes_per_s": round(rate)}
 
@@ -137,7 +141,7 @@ def _planned(said: Sequence[Script], seed: int) -> list[PlannedSession]:
             for n, t in enumerate(script.turns)
         ]
         turns = (
-            PlannedTurn(text, t.answer_tokens, lead_s + t.arrival_s, t.typing_s, hint=_HINT)
+            PlannedTurn(text, t.answer_tokens, lead_s + t.arrival_s, t.typing_s)
             for text, t in zip(texts, script.turns, strict=True)
         )
         found.append(PlannedSession(script.session.session_id, tuple(turns)))

@@ -115,6 +115,26 @@ cause is unknown, and two draws are few.
 """
 
 
+def imperfect() -> str:
+    """`balanced` with hints that are missed or spurious, over `balanced`."""
+    found = document("result-imperfect.json")
+    rows = []
+    for name, arms in found["cells"].items():
+        for arm in ("missed-10", "spurious-60"):
+            pairs = _pairs(arms[arm], arms["balanced"])
+            each = [spread(ratios(arms[arm], arms["balanced"], of, "mean")) for of in (RETURNING, END)]
+            rate = sorted(run["requests_per_s"] / other["requests_per_s"] for run, other in pairs)
+            rows.append([quoted(name), arm, *each, spread(rate)])
+    return f"""
+### Hints that are missed or spurious, for real
+
+`bench/pressure/run --imperfect`, as above: 10 % of the hints missed, or 60 % spurious ones added, ÷ `balanced`; {found["settings"]["seeds"]:.0f} seeds,
+{quoted(str(found["date"])[:10])}, {quoted(found["machine"]["cpu"])}. SYMPHONY: latency 1.06, throughput 0.979.
+
+{table(("", "hints", "returning, mean", "end to end, mean", "requests a second"), rows)}
+"""
+
+
 def of_agents() -> str:
     found = document("result-agents.json")
     rows = []
@@ -139,6 +159,7 @@ No hints ÷ hints from the call graph; above one, hints pay:
 PARTS = {
     "result.json": simulated,
     "result-real.json": real,
+    "result-imperfect.json": imperfect,
     "result-switches.json": switches,
     "result-agents.json": of_agents,
 }
