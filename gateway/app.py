@@ -25,7 +25,7 @@ from gateway.core.limits import HintLimits
 from gateway.core.retry import RetryLimits
 from gateway.core.slots import Slots
 from gateway.decoding import Decoding
-from gateway.envelope import dress, envelope
+from gateway.envelope import Handler, dress, envelope
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
@@ -38,6 +38,7 @@ from gateway.routes import (
     chat,
     client_secrets,
     completions,
+    engine_routes,
     events,
     models,
     ops,
@@ -91,9 +92,16 @@ def build(parts: Parts) -> web.Application:
     add("DELETE", "/v1/workflows/{name:.+}", workflows.delete)
     get("/v1/models", models.index)
     get("/v1/models/{model:.+}", models.show)
-    add("POST", "/v1/embeddings", models.embeddings)
-    for path, handler in (("/tokenize", tokens.tokenize), ("/detokenize", tokens.detokenize)):
-        add("POST", path, handler, expect_handler=expect_continue)
+    relayed: tuple[tuple[str, Handler], ...] = (
+        ("/v1/responses", engine_routes.responses),
+        ("/v1/messages", engine_routes.messages),
+        ("/v1/messages/count_tokens", engine_routes.count_tokens),
+        ("/v1/embeddings", engine_routes.embeddings),
+        ("/tokenize", tokens.tokenize),
+        ("/detokenize", tokens.detokenize),
+    )
+    for route, handles in relayed:
+        add("POST", route, handles, expect_handler=expect_continue)
     get("/v1/fleet", ops.fleet)
     get("/health", ops.health)
     get("/ready", ops.ready)

@@ -1,9 +1,9 @@
-"""The interface between the gateway and a node: what `generate` and `workers` require of a connection to it.
+"""The interface between the gateway and a node: what `generate`, `relay` and `workers` require of a connection to it.
 
-`ModelInfo.wire` says how a model is reached. `frames`: token frames over one stream (`workers.WorkerStream`); another
-node can continue from any token. `http`: the engine's HTTP, passed through unchanged and retried only before the first
-byte. `http` is not implemented; schedulers refuse workers that register such a model
-(`scheduler.convert.models_from_wire`).
+`ModelInfo.wire` says how a model is reached; `workers.WorkerStream` knows both ways. `frames`: token frames over one
+stream (`submit`, `generate`); another node can continue from any token. `http`: the engine's HTTP, passed through
+unchanged, a call each (`call_http`, `relay`); it begins again on another node only before its caller has a byte of the
+answer.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from contracts.request import GenerateRequest
+from contracts.v1 import worker_pb2
 from gateway.core.overdue import Waits
-from gateway.flights import Flight, WorkerLost
+from gateway.flights import Carried, Flight, WorkerLost
+from gateway.http_flights import HttpFlight
 
 
 class Question(NamedTuple):
@@ -29,7 +31,7 @@ class Backend(Protocol):
 
     node: str
     address: str
-    flights: dict[str, Flight]
+    flights: dict[str, Carried]
     #: When the node last sent anything.
     heard_s: float
 
@@ -44,13 +46,18 @@ class Backend(Protocol):
         """Start `request` on the node; WorkerLost when there is no connection within `connect_s` seconds. pinned: no
         other node may run it."""
 
+    async def call_http(
+        self, head: worker_pb2.HttpRequest, body: bytes, connect_s: float, *, timed: bool, pinned: bool = False
+    ) -> HttpFlight | WorkerLost:
+        """Like `submit`, for an engine with HTTP of its own. timed: see `HttpFlight`."""
+
     async def ask(self, question: Question, timeout_s: float) -> Any:
         """The reply to a call; timeout_s 0: no limit. Raises Unavailable when there is none."""
 
-    def drop(self, flight: Flight) -> None:
+    def drop(self, flight: Carried) -> None:
         """Forget a flight and cancel it on the node."""
 
-    def give_up(self, flights: Sequence[Flight], *, silent: bool) -> None:
+    def give_up(self, flights: Sequence[Carried], *, silent: bool) -> None:
         """Treat these flights as lost, because the node makes no progress. silent: nothing is heard of it."""
 
     def let_go(self, waits: Waits) -> None:

@@ -1,4 +1,5 @@
-"""`python -m gateway.decoder`: decodes, validates and hashes large bodies. `gateway.decoding` starts it."""
+"""`python -m gateway.decoder`: decodes, validates and hashes large bodies, and reads large answers. `gateway.decoding`
+starts it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from runtime.heap import give_back_free_memory, give_back_large_buffers
 
 
 def answer(payload: bytes) -> bytes:
-    """The encoded `Asked`, or the error of the body. Frees all memory afterwards."""
+    """The encoded answer, or the error of the body. Frees all memory afterwards."""
     try:
         return _answer(payload)
     finally:
@@ -21,9 +22,13 @@ def answer(payload: bytes) -> bytes:
 
 
 def _answer(payload: bytes) -> bytes:
-    kind, body, told = decode_question(payload)
+    question = decode_question(payload)
     try:
-        return encode_answer(ask(kind, body, told))
+        if len(question) == 2:
+            reading, body = question
+            reading.whole(body)
+            return encode_answer(reading)
+        return encode_answer(ask(*question))
     except RequestError as error:
         return encode_answer(error)
     except RecursionError:

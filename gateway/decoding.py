@@ -9,13 +9,16 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 from contracts.errors import BodyTooLarge, Unavailable
 from gateway import metrics
 from gateway.core.bodies import Tally
+from gateway.core.relay_answers import Reading
+from gateway.core.relay_bodies import Relayed
+from gateway.core.relay_routes import OwnKind
 from gateway.openai.asked import Asked, Kind, TextKind, Told, ask
-from gateway.openai.asked_wire import decode_answer, encode_question
+from gateway.openai.asked_wire import decode_answer, encode_question, encode_reading
 from gateway.openai.token_requests import TokenKind, TokensAsked
 from runtime import niceness
 from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
@@ -58,24 +61,35 @@ class Decoding:
             await self._children.start()
 
     @overload
-    async def ask(self, kind: TextKind, body: bytes, tally: Tally, told: Told) -> Asked: ...
+    async def ask(self, kind: TextKind, body: bytes, tally: Tally, told: Told) -> Asked | Relayed: ...
     @overload
-    async def ask(self, kind: TokenKind, body: bytes, tally: Tally, told: Told) -> TokensAsked: ...
-    async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told) -> Asked | TokensAsked:
+    async def ask(self, kind: TokenKind, body: bytes, tally: Tally, told: Told) -> TokensAsked | Relayed: ...
+    @overload
+    async def ask(self, kind: OwnKind, body: bytes, tally: Tally, told: Told) -> Relayed: ...
+    async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told) -> Asked | TokensAsked | Relayed:
         """The request in `body`. Raises InvalidRequest for an invalid body, BodyTooLarge when decoding takes too much
         memory, Unavailable when too many bodies wait."""
         if tally.light:
             return ask(kind, body, told)
+        asked: Asked | TokensAsked | Relayed = await self._helped(told.tenant, encode_question(kind, body, told))
+        return asked
+
+    async def read(self, tenant: str, reading: Reading, body: bytes, tally: Tally) -> Reading:
+        """`reading` after a whole answer of an engine. Raises BodyTooLarge and Unavailable as `ask` does."""
+        if tally.light:
+            reading.whole(body)
+            return reading
+        found: Reading = await self._helped(tenant, encode_reading(reading, body))
+        return found
+
+    async def _helped(self, tenant: str, question: bytes) -> Any:
+        """A helper's answer."""
         metrics.HEAVY.inc()
         if self._starting is not None:
             await asyncio.wait([self._starting])
-        question = encode_question(kind, body, told)
         for _ in range(self._tries):
             try:
-                answer: Asked | TokensAsked = decode_answer(
-                    await self._children.call(told.tenant, question, DEADLINE_S, WAIT_S)
-                )
-                return answer
+                return decode_answer(await self._children.call(tenant, question, DEADLINE_S, WAIT_S))
             except (ChildrenBusy, ChildTimeout):
                 metrics.SHED.labels("decoding").inc()
                 raise Unavailable(

@@ -16,6 +16,7 @@ from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, NotFound
 from gateway import metrics
 from gateway.allowance import Limited, rate_headers
 from gateway.connection import Connection
+from gateway.core.relay_routes import error_body
 from gateway.cors import cors_headers, preflight
 from gateway.pages import check_sender
 from gateway.parts import PARTS
@@ -26,9 +27,10 @@ log = telemetry.logger("gateway.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def error_response(error: RequestError) -> web.Response:
-    """The response for an error."""
-    response = web.Response(status=error.status, text=json.dumps(error.envelope()), content_type="application/json")
+def error_response(error: RequestError, path: str = "") -> web.Response:
+    """The response for an error of this route."""
+    body = json.dumps(error_body(error, path))
+    response = web.Response(status=error.status, text=body, content_type="application/json")
     if isinstance(error, Limited):
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         if error.lasting:
@@ -51,11 +53,12 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         check_sender(request)
         response = preflight(request, request.app[PARTS].config.gateway.cors_origins) or await handler(request)
     except RequestError as e:
-        response = error_response(e)
+        response = error_response(e, request.path)
     except web.HTTPException as e:
         response = _http_error(request, e)
     except RecursionError:
-        response = error_response(InvalidRequest("the body is nested too deeply", code="invalid_json"))
+        error = InvalidRequest("the body is nested too deeply", code="invalid_json")
+        response = error_response(error, request.path)
     except ConnectionError as e:
         log.info("the caller went away", path=request.path, error=str(e))
         raise

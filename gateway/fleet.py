@@ -17,7 +17,7 @@ from contracts.convert import session_from_wire, session_to_wire
 from contracts.devices import is_of
 from contracts.errors import Unavailable
 from contracts.ids import SessionKey
-from contracts.models import ModelState, state_of, wire_of
+from contracts.models import ModelState, ModelWire, state_of, wire_of
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.workflow import Hop
 from gateway import metrics
@@ -57,6 +57,9 @@ class Fleet:
         self.models: dict[str, Model] = {}
         #: By model: how long a prompt may be on the node with the largest limit.
         self.bounds: dict[str, ContextBound] = {}
+        #: By model: how requests reach it. relays: some model's engine has HTTP of its own.
+        self.wires = registry.wires(self.registered, {})
+        self.relays = ModelWire.HTTP in self.wires.values()
         self._last_nodes = LastNodes()
         self.route_hints = RouteHints()
 
@@ -121,6 +124,8 @@ class Fleet:
                     m.engine,
                     wire_of(m.wire),
                 )
+        self.wires = registry.wires(self.registered, self.models)
+        self.relays = ModelWire.HTTP in self.wires.values()
         self.bounds |= bounds_of(m for node in message.nodes for m in node.models)
         self._workers.follow(self.view)
 

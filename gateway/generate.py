@@ -18,17 +18,12 @@ from contracts.request import Accepted, Failed, GenerateRequest, Output, Samplin
 from contracts.turn_times import Phase
 from contracts.workflow import Hop
 from gateway import metrics
-from gateway.core.hops import Ended
-from gateway.core.quarantine import Quarantine, Verdict
-from gateway.core.refusals import is_final
-from gateway.core.retry import Again, Attempts, GiveUp, RetryLimits
+from gateway.attempts import Shared, Tries
+from gateway.core.quarantine import Verdict
 from gateway.core.routing import Route
 from gateway.core.turn_times import TurnTimes
-from gateway.fleet import Fleet
 from gateway.flights import Event, Flight, Late, WorkerLost
-from gateway.workers import Workers
 from runtime import telemetry
-from runtime.clock import Clock
 
 log = telemetry.logger("gateway.generate")
 _NOWHERE = Route("", "")
@@ -93,18 +88,8 @@ class Progress:
     tokens: list[int] = field(default_factory=list)
 
 
-class Generator:
-    """Starts generations and holds what they share."""
-
-    def __init__(self, fleet: Fleet, workers: Workers, clock: Clock, retry_limits: RetryLimits) -> None:
-        self.fleet, self.workers, self.clock, self.retry_limits = fleet, workers, clock, retry_limits
-        self.ended = Ended()
-        self.quarantine = Quarantine()
-        #: Choices that are being generated.
-        self.running = 0
-        metrics.ACTIVE.set_function(lambda: self.running)
-        #: The process is ending: lost requests are not retried.
-        self.stopping = False
+class Generator(Shared):
+    """Starts generations."""
 
     async def begin(self, job: Job, turn: ChoiceCall, prefer: str = "") -> Generation:
         """A generation that a worker has accepted. prefer: the node for the first attempt, or empty. Raises
@@ -123,16 +108,21 @@ class Generation:
 
     def __init__(self, shared: Generator, job: Job, turn: ChoiceCall, prefer: str = "") -> None:
         self._shared, self._job, self._turn, self._prefer = shared, job, turn, prefer
-        self._attempts = Attempts(shared.retry_limits, job.pin)
+        self.progress = Progress(TurnTimes(job.arrived_s))
+        self._tries = Tries(
+            shared,
+            turn.request_id,
+            job.session,
+            job.model,
+            job.priority,
+            self.progress.times,
+            pin=job.pin,
+            hop=turn.hop,
+        )
+        self._attempts = self._tries.failures
         self._flight: Flight | None = None
-        self._begun = 0
         #: Suspected of having killed an engine; no token since.
         self._alone = False
-        #: An attempt failed since the last token.
-        self._disturbed = False
-        #: The hop for the next placement; None once a placement has reported it.
-        self._hop = turn.hop
-        self.progress = Progress(TurnTimes(job.arrived_s))
 
     def cancel(self) -> None:
         """Cancel it in the worker: the caller reads no more."""
@@ -148,13 +138,10 @@ class Generation:
         """Place and submit until a worker accepts. Raises RequestError when none does."""
         while True:
             self._check_quarantine()
-            route = await self._place()
+            route = await self._tries.place(self._prefer)
             flight = await self._submit(route)
             if isinstance(flight, WorkerLost):
-                await self._again(
-                    self._attempts.lost(flight.node, self._now(), f"{flight.node} cannot be reached", ran=False),
-                    "unreachable",
-                )
+                await self._tries.unreachable(flight.node)
                 continue
             self._flight = flight
             event = await flight.next()
@@ -201,8 +188,8 @@ class Generation:
             done.times.spoke(output.times, self._now())
         elif ended:
             done.times.ended(output.times, self._now())
-        if self._disturbed and output.tokens:
-            self._disturbed = self._alone = False
+        if output.tokens and self._attempts.disturbed:
+            self._alone = False
             self._attempts.progressed()
         if done.cached_tokens is None:
             done.cached_tokens = min(output.cached_tokens, done.prompt_tokens)
@@ -212,46 +199,21 @@ class Generation:
         return output
 
     # ---- one attempt -------------------------------------------------------------------------------------------
-    async def _place(self) -> Route:
-        job, fleet = self._job, self._shared.fleet
-        prefer = self._prefer if not self._begun and not self._attempts.avoid else ""
-        self.progress.times.enter(Phase.PLACE, self._now())
-        while True:
-            try:
-                hop = self._hop and replace(self._hop, ended=self._shared.ended.take(job.session.tenant, self._hop))
-                route = await fleet.place(
-                    self._attempt_id(),
-                    job.session,
-                    job.model,
-                    priority=job.priority,
-                    pin=job.pin or prefer,
-                    avoid=self._attempts.avoid,
-                    hop=hop,
-                )
-                self._hop = None
-                return route
-            except RequestError as e:
-                if is_final(e, model_known=fleet.knows_model(job.model), pin_known=fleet.knows_node(job.pin or prefer)):
-                    raise
-                prefer = ""
-                await self._again(self._attempts.no_node(self._now(), e.message), "no node")
-
     async def _submit(self, route: Route) -> Flight | WorkerLost:
         job, shared, request = self._job, self._shared, self._request(route)
         self.progress.times.enter(Phase.PREPARE, self._now())
         flight = await shared.workers.stream(route.node, route.worker_address).submit(
             request, shared.retry_limits.connect_s, pinned=bool(job.pin)
         )
-        if route.from_hint and isinstance(flight, Flight):
-            shared.fleet.taken(request.request_id, job.session, job.model, job.priority, route.node)
-        self._begun += isinstance(flight, Flight)
+        if isinstance(flight, Flight):
+            self._tries.took(route)
         return flight
 
     def _request(self, route: Route) -> GenerateRequest:
         """The worker request of the next attempt."""
         job, turn = self._job, self._turn
         return GenerateRequest(
-            request_id=self._attempt_id(),
+            request_id=self._tries.attempt_id,
             tenant=job.session.tenant,
             session_id=job.session.session_id,
             model=job.model,
@@ -286,10 +248,6 @@ class Generation:
                 metrics.POISONOUS.labels("refused").inc()
                 raise
 
-    def _attempt_id(self) -> str:
-        """Each attempt has its own id, so that a worker that is still ending the last attempt does not confuse them."""
-        return f"{self._turn.request_id}.r{self._begun}" if self._begun else self._turn.request_id
-
     # ---- failure -----------------------------------------------------------------------------------------------
     async def _failed(self, event: Event) -> None:
         """Returns when the request is to be retried, after any pause; else raises RequestError."""
@@ -322,22 +280,12 @@ class Generation:
         )
         self.cancel()
         self._flight = None
-        await self._again(decide(node, self._now(), reason), cause)
+        await self._tries.again(decide(node, self._now(), reason), cause)
 
     def _condemned(self, node: str) -> NoReturn:
         log.error("poisonous request", request=self._turn.request_id, tenant=self._job.session.tenant, node=node)
         metrics.POISONOUS.labels("found").inc()
         raise self._shared.quarantine.condemn(self._request(_NOWHERE), self._now())
-
-    async def _again(self, decision: Again | GiveUp, cause: str) -> None:
-        if self._shared.stopping:
-            raise Unavailable("this gateway is stopping; try again")
-        self._disturbed = True
-        if isinstance(decision, GiveUp):
-            raise Unavailable(f"the request could not be completed: {decision.reason}; try again")
-        metrics.RETRIES.labels(cause).inc()
-        if decision.pause_s:
-            await self._shared.clock.sleep(decision.pause_s)
 
     def _now(self) -> float:
         return self._shared.clock.now()

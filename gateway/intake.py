@@ -12,12 +12,16 @@ from gateway.core.admission import Caller, bearer, parse_json
 from gateway.core.bodies import MOST_DECODED, SMALL_VALUES, Tally, most_useful_bytes
 from gateway.core.browser_tokens import Grant, is_browser_token
 from gateway.core.callers import network_of
+from gateway.core.relay_bodies import Relayed
+from gateway.core.relay_routes import OWN_KINDS, OwnKind, is_anthropic
 from gateway.core.spellings import FINAL, PRIORITY, session_of
-from gateway.openai.asked import Asked, TextKind, Told
+from gateway.openai.asked import Asked, Kind, TextKind, Told
 from gateway.openai.inputs import MAX_PROMPTS
 from gateway.openai.token_requests import TokenKind, TokensAsked
 from gateway.parts import PARTS, Parts
 
+#: Where Anthropic's clients put a key.
+_KEY_HEADER = "X-Api-Key"
 #: In a request: the node that must run it. In a response: the node that ran it.
 NODE_HEADER = "X-Upbeat-Node"
 #: Size limits of bodies other than requests for text: with a credential in a header, and of hints without one, which
@@ -57,6 +61,8 @@ def caller_of(request: web.Request) -> Caller:
     """The caller. Raises Unauthorized, and Forbidden for a browser token, which is valid for hints only."""
     parts = request.app[PARTS]
     credential = bearer(request.headers.get(hdrs.AUTHORIZATION))
+    if credential is None and is_anthropic(request.path):
+        credential = request.headers.get(_KEY_HEADER)
     if is_browser_token(credential):
         assert credential is not None
         parts.browser_tokens.read(credential, parts.clock.wall())
@@ -115,43 +121,57 @@ async def read_json(
     return parse_json(body)
 
 
-async def read_asked(request: web.Request, kind: TextKind, caller: Caller) -> Asked:
+async def read_asked(request: web.Request, kind: TextKind, caller: Caller) -> Asked | Relayed:
     """The decoded request for text. A large body is decoded in a helper process; afterwards the request holds the size
-    of its packed prompts. Raises what `check_json_type` and `Bodies.read` raise, InvalidRequest for an invalid body,
-    and BodyTooLarge when decoding takes too much memory."""
-    body, tally, told = await _read(request, caller, MAX_PROMPTS if kind == "completion" else 1)
+    of its packed prompts, or of the body for an engine's HTTP. Raises what `check_json_type` and `Bodies.read` raise,
+    InvalidRequest for an invalid body, and BodyTooLarge when decoding takes too much memory."""
+    body, tally, told = await _read(request, kind, caller, MAX_PROMPTS if kind == "completion" else 1)
     asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
-    if not tally.light:
+    if isinstance(asked, Relayed):
+        request.app[PARTS].bodies.hold(request, len(asked.body))
+    elif not tally.light:
         request.app[PARTS].bodies.hold(request, sum(prompt.packed_bytes for prompt in asked.prompts))
     return asked
 
 
-async def read_tokens_asked(request: web.Request, kind: TokenKind, caller: Caller) -> TokensAsked:
+async def read_tokens_asked(request: web.Request, kind: TokenKind, caller: Caller) -> TokensAsked | Relayed:
     """Like `read_asked`, for `/tokenize` and `/detokenize`."""
-    body, tally, told = await _read(request, caller, 1)
+    body, tally, told = await _read(request, kind, caller, 1)
     asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
-    if not tally.light:
+    if isinstance(asked, Relayed):
+        request.app[PARTS].bodies.hold(request, len(asked.body))
+    elif not tally.light:
         request.app[PARTS].bodies.hold(request, asked.packed_bytes)
     return asked
 
 
-async def _read(request: web.Request, caller: Caller, prompts: int) -> tuple[bytes, Tally, Told]:
+async def read_relayed(request: web.Request, kind: OwnKind, caller: Caller) -> Relayed:
+    """Like `read_asked`, for routes that only engines with HTTP of their own have. Raises InvalidRequest also for a
+    model with another engine."""
+    body, tally, told = await _read(request, kind, caller, 1)
+    asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
+    request.app[PARTS].bodies.hold(request, len(asked.body))
+    return asked
+
+
+async def _read(request: web.Request, kind: Kind, caller: Caller, prompts: int) -> tuple[bytes, Tally, Told]:
     """The body of a request with at most `prompts` prompts, its tally, and its context."""
     check_json_type(request)
     parts = request.app[PARTS]
-    most, bounds = parts.config.gateway.max_body_bytes, parts.fleet.bounds
-    useful = most_useful_bytes(bounds.values(), prompts)
+    most, fleet = parts.config.gateway.max_body_bytes, parts.fleet
+    relays = fleet.relays or kind in OWN_KINDS
+    # Images make a body longer than any prompt.
+    useful = None if relays else most_useful_bytes(fleet.bounds.values(), prompts)
     body, tally = await parts.bodies.read(request, caller.tenant, most, useful)
     if tally.light:
         parts.bodies.hold(request, tally.length + tally.decoded)
     elif tally.decoded > MOST_DECODED * most:
         raise BodyTooLarge("the body holds too many values; send fewer of them")
     said = {name: value for name in (FINAL, PRIORITY) if (value := request.headers.get(name)) is not None}
-    return (
-        body,
-        tally,
-        Told(caller.tenant, session_of(request.headers) is not None, said, bounds, parts.config.served_model),
-    )
+    told = Told(caller.tenant, session_of(request.headers) is not None, said, fleet.bounds, parts.config.served_model)
+    if relays:
+        told.wires = fleet.wires
+    return body, tally, told
 
 
 async def expect_continue(request: web.Request) -> None:

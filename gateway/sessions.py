@@ -63,5 +63,6 @@ def stated(
         try:
             return check_session_id(cache_key, "prompt_cache_key")
         except InvalidRequest:
-            return f"pck-{blake3(cache_key.encode()).hexdigest()[:32]}"
+            hashed = blake3(cache_key.encode("utf-8", "surrogatepass"))
+            return f"pck-{hashed.hexdigest()[:32]}"
     return None

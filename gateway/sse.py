@@ -10,6 +10,7 @@ from aiohttp import web
 from pydantic_core import PydanticSerializationError, to_json
 
 from contracts.errors import RequestError
+from gateway.core.relay_routes import error_body, is_anthropic
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -49,9 +50,9 @@ class TextEvents:
         return self._before + _ENCODE(text).encode("utf-8", "replace") + self._after
 
 
-def failure(error: RequestError) -> bytes:
-    """The last event of a stream that fails."""
-    return event(error.envelope())
+def failure(error: RequestError, path: str = "") -> bytes:
+    """The last event of a stream of this route that fails. Anthropic's clients read an event's name."""
+    return (b"event: error\n" if is_anthropic(path) else b"") + event(error_body(error, path))
 
 
 class EventStream(web.StreamResponse):

@@ -1,9 +1,11 @@
 """The streams to the workers: one per worker, kept up while the fleet names it.
 
 Requests are sent as commands (`core.outbox`); every engine step returns one frame, which is split into the queues of
-its requests (a `Flight` each). When a stream ends, each of its flights gets a `WorkerLost` with a verdict
-(`core.quarantine`); `generate` decides about a retry. A worker that loses its stream cancels the stream's requests. The
-flights of a hung worker are given up (`core.overdue`); it reads their cancellation when it continues.
+its requests (a `Flight` each). A request for an engine with HTTP of its own is a call beside the stream (an
+`HttpFlight`), which lives no longer than the stream. When a stream ends, each of its flights gets a `WorkerLost` with a
+verdict (`core.quarantine`); `generate` or `relay` decides about a retry. A worker that loses its stream cancels the
+stream's requests. The flights of a hung worker are given up (`core.overdue`); it reads their cancellation when it
+continues.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ import grpc
 
 from contracts import frames
 from contracts.errors import Unavailable, to_wire
-from contracts.request import Accepted, Failed, GenerateRequest
+from contracts.request import Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from gateway import metrics
 from gateway.backend import Backend, Question
 from gateway.core.outbox import Outbox
-from gateway.core.overdue import Waits, abandoned, late
+from gateway.core.overdue import Waits, abandoned
 from gateway.core.quarantine import judge
 from gateway.core.retry import RetryLimits
 from gateway.core.routing import FleetView
-from gateway.flights import Flight, Late, WorkerLost
+from gateway.flights import Carried, Flight, Late, WorkerLost
+from gateway.http_flights import HttpFlight
 from runtime import rpc, telemetry
 from runtime.clock import Clock
 from runtime.service import Tasks
@@ -38,11 +41,11 @@ _LOOK_S = 0.5
 
 
 class WorkerStream:
-    """The stream to one worker: the `Backend` whose wire is `frames`."""
+    """The stream to one worker, and the calls beside it: the `Backend` of both wires."""
 
     def __init__(self, node: str, address: str, clock: Clock) -> None:
         self.node, self.address, self._clock = node, address, clock
-        self.flights: dict[str, Flight] = {}
+        self.flights: dict[str, Carried] = {}
         #: When the worker last sent anything, on the clock.
         self.heard_s = clock.now()
         self._up = asyncio.Event()
@@ -60,17 +63,41 @@ class WorkerStream:
     async def submit(self, request: GenerateRequest, connect_s: float, *, pinned: bool = False) -> Flight | WorkerLost:
         """Start `request` on the worker; WorkerLost when there is no connection within `connect_s` seconds. pinned: no
         other node may run it."""
+        if not await self._reached(connect_s):
+            return WorkerLost(self.node)
+        flight = Flight(self, request, self._clock.now(), pinned=pinned)
+        self._carry(flight)
+        self._outbox.submit(request)
+        self._some.set()
+        return flight
+
+    async def call_http(
+        self, head: worker_pb2.HttpRequest, body: bytes, connect_s: float, *, timed: bool, pinned: bool = False
+    ) -> HttpFlight | WorkerLost:
+        """Like `submit`, for an engine with HTTP of its own. timed: see `HttpFlight`."""
+        if not await self._reached(connect_s):
+            return WorkerLost(self.node)
+        flight = HttpFlight(self, head, body, self._clock, timed=timed, pinned=pinned)
+        self._carry(flight)
+        flight.begin(self._stub)
+        return flight
+
+    async def _reached(self, connect_s: float) -> bool:
+        """Whether there is a connection within `connect_s` seconds."""
         if not self.connected:
             try:
                 async with asyncio.timeout(connect_s):
                     await self._up.wait()
             except TimeoutError:
-                return WorkerLost(self.node)
-        flight = Flight(self, request, self._clock.now(), pinned=pinned)
-        self.flights[request.request_id] = flight
-        self._outbox.submit(request)
-        self._some.set()
-        return flight
+                return False
+        return True
+
+    def _carry(self, flight: Carried) -> None:
+        if self.flights:
+            flight.shared = True
+            if len(self.flights) == 1:  # else they are marked already
+                next(iter(self.flights.values())).shared = True
+        self.flights[flight.request_id] = flight
 
     async def ask(self, question: Question, timeout_s: float) -> Any:
         """The worker's reply; timeout_s 0: no limit. Raises Unavailable when it cannot be reached or does not answer in
@@ -92,30 +119,49 @@ class WorkerStream:
                 raise
             raise Unavailable(f"{self.node} has left; try again") from None  # its channel was closed
 
-    def drop(self, flight: Flight) -> None:
+    def drop(self, flight: Carried) -> None:
         """Forget a flight and cancel it in the worker."""
         if self.flights.pop(flight.request_id, None) is not None:
-            self._outbox.cancel(flight.request_id)
-            self._some.set()
+            flight.stop()
 
-    def give_up(self, flights: Sequence[Flight], *, silent: bool) -> None:
+    def withdraw(self, request_id: str) -> None:
+        """Tell the worker to cancel a request whose answer comes as frames."""
+        self._outbox.cancel(request_id)
+        self._some.set()
+
+    def forget(self, flight: Carried) -> None:
+        """The flight has ended."""
+        self.flights.pop(flight.request_id, None)
+
+    def hear(self) -> None:
+        """The worker has sent something."""
+        self.heard_s = self._clock.now()
+
+    def lost(self, flight: Carried) -> WorkerLost:
+        """The flight's call broke off. Forgets the flight."""
+        self.forget(flight)
+        verdict = judge({flight.request_id: flight.sent}, "", leaving=self._leaving)[flight.request_id]
+        return WorkerLost(self.node, verdict, only=not flight.shared)
+
+    def give_up(self, flights: Sequence[Carried], *, silent: bool) -> None:
         """Treat these flights of a hung worker as lost, and cancel them there in case it continues. silent: see
         `judge`."""
         verdicts = judge(
             {flight.request_id: flight.sent for flight in flights}, self._on_trial(self.flights), silent=silent
         )
+        now = self._clock.now()
         for flight in flights:
             self.drop(flight)
-            flight.deliver(WorkerLost(self.node, verdicts[flight.request_id], hung=True))
+            flight.deliver(WorkerLost(self.node, verdicts[flight.request_id], hung=True), now)
 
     def let_go(self, waits: Waits) -> None:
         """End the flights that have waited for too long."""
         now = self._clock.now()
         for flight in list(self.flights.values()):
-            why = late(waits, now, flight.begun_s, flight.accepted_s, flight.spoken, alone=flight.alone)
+            why = flight.late(waits, now)
             if why:
                 self.drop(flight)
-                flight.deliver(Late(self.node, f"{self.node}: {why}"))
+                flight.deliver(Late(self.node, f"{self.node}: {why}"), now)
 
     async def run(self) -> None:
         """Keep the connection up, for ever."""
@@ -163,9 +209,7 @@ class WorkerStream:
                 flight = flights.get(event.request_id)
                 if flight is None:
                     continue  # just cancelled
-                if isinstance(event, Accepted):
-                    flight.accepted_s = now
-                flight.deliver(event)
+                flight.deliver(event, now)
                 if flight.ended:
                     del flights[event.request_id]
 
@@ -179,10 +223,11 @@ class WorkerStream:
             self._on_trial(flights),
             leaving=self._leaving,
         )
+        now = self._clock.now()
         for flight in flights.values():
-            flight.deliver(WorkerLost(self.node, verdicts[flight.request_id]))
+            flight.deliver(WorkerLost(self.node, verdicts[flight.request_id], only=not flight.shared), now)
 
-    def _on_trial(self, flights: Mapping[str, Flight]) -> str:
+    def _on_trial(self, flights: Mapping[str, Carried]) -> str:
         """The request on trial, or empty. A request with a token has passed its trial, whether or not the worker has
         said so."""
         flight = flights.get(self._trial)
@@ -198,7 +243,7 @@ class WorkerStream:
                     some.clear()
                 for request_id, error in message.refused:
                     if (flight := self.flights.pop(request_id, None)) is not None:
-                        flight.deliver(Failed(request_id, to_wire(error)))
+                        flight.deliver(Failed(request_id, to_wire(error)), self._clock.now())
                 for request_id in message.sent:
                     if (flight := self.flights.get(request_id)) is not None:
                         flight.sent = True

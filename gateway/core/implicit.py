@@ -142,7 +142,10 @@ def _message(link: bytes, role: str, text: str) -> bytes:
 
 
 def _prompt_bytes(prompt: str | Sequence[int]) -> bytes:
-    return prompt.encode() if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}I", *prompt)
+    # A prompt for an engine with HTTP of its own may contain half of a surrogate pair.
+    return (
+        prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}I", *prompt)
+    )
 
 
 def _blocks(link: bytes, data: bytes) -> tuple[list[bytes], bytes, bytes]:

@@ -11,12 +11,16 @@ A worker announces a trial before its engine computes that request alone (`worke
 An engine that hangs during a trial counts as dead. A silent worker may have been stopped or starved: its requests
 continue elsewhere on trial, and none is refused for that.
 
-The quarantine stores digests of tenant, model, prompt and sampling, in bounded memory per tenant, so that tenants
-cannot affect each other.
+An engine with HTTP of its own holds no trials. A request that was alone on it when it died is accused, and is guilty
+when it is accused again within `REFUSED_S`, whether in another attempt or sent again by its caller.
+
+The quarantine stores digests of tenant, model, prompt and sampling (`digest`, or of a whole body: `core.relay_bodies`),
+in bounded memory per tenant, so that tenants cannot affect each other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from enum import Enum
 
@@ -69,9 +73,9 @@ def digest(request: GenerateRequest) -> bytes:
     return blake3(frames.encode_request(same)).digest()
 
 
-class Quarantine:
-    """The refused requests. Invariant: at most `MOST_TENANTS` tenants with 1 to `MOST_OF_A_TENANT` digests each, oldest
-    first."""
+class _Digests:
+    """Digests with the time until which they count. Invariant: at most `MOST_TENANTS` tenants with 1 to
+    `MOST_OF_A_TENANT` digests each, oldest first."""
 
     def __init__(self) -> None:
         self._until_s: dict[str, dict[bytes, float]] = {}
@@ -79,40 +83,79 @@ class Quarantine:
     def __len__(self) -> int:
         return sum(map(len, self._until_s.values()))
 
-    def condemn(self, request: GenerateRequest, now: float) -> InvalidRequest:
-        """Refuse this request from now on. Returns the error for its caller."""
-        known = self._until_s.pop(request.tenant, {})
-        self._until_s[request.tenant] = known
-        key = digest(request)
+    def __contains__(self, tenant: str) -> bool:
+        """Whether the tenant has digests, perhaps expired ones."""
+        return tenant in self._until_s
+
+    def note(self, tenant: str, key: bytes, until_s: float) -> None:
+        known = self._until_s.pop(tenant, {})
+        self._until_s[tenant] = known
         known.pop(key, None)
-        known[key] = now + REFUSED_S
+        known[key] = until_s
         if len(known) > MOST_OF_A_TENANT:
             del known[next(iter(known))]
         if len(self._until_s) > MOST_TENANTS:
             del self._until_s[next(iter(self._until_s))]
-        return _refusal()
 
-    def remembers(self, tenant: str) -> bool:
-        """Whether the tenant has digests, perhaps expired ones."""
-        return tenant in self._until_s
-
-    def check(self, request: GenerateRequest, now: float) -> None:
-        """Raises InvalidRequest for a refused request. Almost free for tenants without digests."""
-        known = self._until_s.get(request.tenant)
+    def of(self, tenant: str, now: float) -> Collection[bytes]:
+        """The tenant's digests that still count."""
+        known = self._until_s.get(tenant)
         if known is None:
-            return
+            return ()
         while known and next(iter(known.values())) <= now:
             del known[next(iter(known))]
         if not known:
-            del self._until_s[request.tenant]
-        elif digest(request) in known:
-            raise _refusal()
+            del self._until_s[tenant]
+        return known
 
     def validate(self) -> None:
-        """Raise AssertionError when the invariant is broken."""
         assert len(self._until_s) <= MOST_TENANTS
         for known in self._until_s.values():
             assert 1 <= len(known) <= MOST_OF_A_TENANT and list(known.values()) == sorted(known.values())
+
+
+class Quarantine:
+    """The refused requests, and those accused once."""
+
+    def __init__(self) -> None:
+        self._refused, self._accused = _Digests(), _Digests()
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def condemn(self, request: GenerateRequest, now: float) -> InvalidRequest:
+        """Refuse this request from now on. Returns the error for its caller."""
+        self._refused.note(request.tenant, digest(request), now + REFUSED_S)
+        return _refusal()
+
+    def remembers(self, tenant: str) -> bool:
+        """Whether the tenant has refused requests, perhaps expired ones."""
+        return tenant in self._refused
+
+    def check(self, request: GenerateRequest, now: float) -> None:
+        """Raises InvalidRequest for a refused request. Almost free for tenants without digests."""
+        known = self._refused.of(request.tenant, now)
+        if known and digest(request) in known:
+            raise _refusal()
+
+    def accuse(self, tenant: str, key: bytes, now: float) -> InvalidRequest | None:
+        """An engine died while it had only the request with this digest. Returns the error for its caller when this is
+        the second time; the request is refused from then on."""
+        if key not in self._accused.of(tenant, now):
+            self._accused.note(tenant, key, now + REFUSED_S)
+            return None
+        self._refused.note(tenant, key, now + REFUSED_S)
+        return _refusal()
+
+    def check_digest(self, tenant: str, key: bytes, now: float) -> None:
+        """Raises InvalidRequest for a refused request, by its digest."""
+        if key in self._refused.of(tenant, now):
+            raise _refusal()
+
+    def validate(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        self._refused.validate()
+        self._accused.validate()
 
 
 def _refusal() -> InvalidRequest:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from contracts.models import ModelState
+from contracts.models import ModelState, ModelWire
 from gateway.core.routing import FleetView, Model, ModelThere, NodeView
 
+#: The engine with HTTP of its own, as the configuration calls it.
+_HTTP_ENGINE = "vllm"
 #: A model's state when its nodes differ: the first of these that occurs.
 _BEST = (ModelState.ACTIVE, ModelState.LOADING, ModelState.DRAINING)
 
@@ -24,6 +26,14 @@ def names(registered: Iterable[str], seen: Iterable[str]) -> list[str]:
     """Registered models in configuration order, then other models that nodes have had."""
     first = list(registered)
     return first + sorted(set(seen) - set(first))
+
+
+def wires(registered: Mapping[str, Registered], seen: Mapping[str, Model]) -> dict[str, ModelWire]:
+    """How requests reach each model: as nodes say; by its engine while no node has had it."""
+    configured = {
+        name: ModelWire.HTTP if model.engine == _HTTP_ENGINE else ModelWire.FRAMES for name, model in registered.items()
+    }
+    return configured | {name: model.wire for name, model in seen.items()}
 
 
 def described(

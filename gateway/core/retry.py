@@ -69,6 +69,11 @@ class Attempts:
         """The next counted failure is the last one allowed."""
         return self.failed + 1 >= self.retry_limits.attempts
 
+    @property
+    def disturbed(self) -> bool:
+        """An attempt failed since the last token."""
+        return self._first_failure_s is not None
+
     def innocent(self, node: str, now_s: float, reason: str) -> Again | GiveUp:
         """`node` was lost, but not because of this request."""
         if node != self.pin and node not in self.avoid:

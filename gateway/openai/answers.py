@@ -122,6 +122,10 @@ _READY = _object(
 ANSWERS: dict[tuple[str, str], Schema] = {
     ("post", "/v1/chat/completions"): _CHAT,
     ("post", "/v1/completions"): _COMPLETION,
+    ("post", "/v1/responses"): _FREE,
+    ("post", "/v1/messages"): _FREE,
+    ("post", "/v1/messages/count_tokens"): _object(input_tokens=_COUNT),
+    ("post", "/v1/embeddings"): _listing(_FREE),
     ("post", "/tokenize"): _TOKENS,
     ("post", "/detokenize"): _object(prompt=_TEXT),
     ("get", "/v1/models"): _listing(_MODEL),
@@ -146,6 +150,8 @@ ANSWERS: dict[tuple[str, str], Schema] = {
 TEXTS: dict[tuple[str, str], str] = {
     ("post", "/v1/chat/completions"): "text/event-stream",
     ("post", "/v1/completions"): "text/event-stream",
+    ("post", "/v1/responses"): "text/event-stream",
+    ("post", "/v1/messages"): "text/event-stream",
     ("get", "/v1/sessions/{session_id}/events"): "text/event-stream",
     ("get", "/metrics"): "text/plain",
 }
@@ -161,6 +167,10 @@ _OF_TEXT: list[tuple[str, str, Schema]] = [
 PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
     ("post", "/v1/chat/completions"): _OF_TEXT,
     ("post", "/v1/completions"): _OF_TEXT,
+    ("post", "/v1/responses"): _OF_TEXT,
+    ("post", "/v1/messages"): _OF_TEXT,
+    ("post", "/v1/messages/count_tokens"): [("header", "X-Upbeat-Node", _TEXT)],
+    ("post", "/v1/embeddings"): [("header", "X-Upbeat-Node", _TEXT)],
     ("post", "/tokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("post", "/detokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],

@@ -1,7 +1,8 @@
 """Turns the body of a request for text, or for a tokenizer, into what the routes work with.
 
 Pure, so small bodies are decoded on the event loop and large ones in another process (`gateway.decoding`). Prompts that
-cannot fit the model's context are refused before validation.
+cannot fit the model's context are refused before validation. A body for an engine with HTTP of its own is not validated
+here (`gateway.core.relay_bodies`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import Any, Literal, overload
 
 from contracts.context import ContextBound, text_bytes
 from contracts.errors import InvalidRequest
+from contracts.models import ModelWire
 from contracts.request import Sampling, ToolUse
 from gateway.core.admission import parse_json
 from gateway.core.implicit import History, of_messages, of_prompt, with_calls
+from gateway.core.relay_bodies import Relayed, relayed
+from gateway.core.relay_routes import OwnKind, is_relayed
 from gateway.core.spellings import Spelled, read
 from gateway.core.usage import estimated_tokens
 from gateway.openai.forms import Form
@@ -24,7 +28,7 @@ from gateway.openai.thinking import ReasoningGoes
 from gateway.openai.token_requests import TOKEN_KINDS, TokenKind, TokensAsked, ask_tokens, check_context
 
 TextKind = Literal["chat", "completion"]
-Kind = TextKind | TokenKind
+Kind = TextKind | TokenKind | OwnKind
 #: Choices of all prompts of a completion, at most.
 MAX_ALL_CHOICES = 64
 #: Tool calls in all messages of a chat, at most.
@@ -34,13 +38,15 @@ MAX_ALL_CALLS = 8192
 @dataclass(slots=True)
 class Told:
     """The context of a body. named: a header names the session. headers: those with other systems' hints. bounds:
-    context bounds of the known models. served: the default model of routes where naming one is optional."""
+    context bounds of the known models. served: the default model of routes where naming one is optional. wires: how
+    requests reach the known models; empty where all of them have Upbeat's own engine."""
 
     tenant: str
     named: bool
     headers: Mapping[str, str]
     bounds: Mapping[str, ContextBound]
     served: str = ""
+    wires: Mapping[str, ModelWire] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -89,19 +95,27 @@ class Asked:
 
 
 @overload
-def ask(kind: TextKind, body: bytes, told: Told) -> Asked: ...
+def ask(kind: TextKind, body: bytes, told: Told) -> Asked | Relayed: ...
 @overload
-def ask(kind: TokenKind, body: bytes, told: Told) -> TokensAsked: ...
-def ask(kind: Kind, body: bytes, told: Told) -> Asked | TokensAsked:
+def ask(kind: TokenKind, body: bytes, told: Told) -> TokensAsked | Relayed: ...
+@overload
+def ask(kind: OwnKind, body: bytes, told: Told) -> Relayed: ...
+@overload
+def ask(kind: Kind, body: bytes, told: Told) -> Asked | TokensAsked | Relayed: ...
+def ask(kind: Kind, body: bytes, told: Told) -> Asked | TokensAsked | Relayed:
     """The request in `body`. Raises InvalidRequest naming the first field that is wrong."""
     data = parse_json(body)
-    _check_context(kind, data, len(body), told)
+    if is_relayed(kind, data, told.wires, told.served):
+        return relayed(kind, data, told.tenant, told.headers, named=told.named)
     if kind == "tokenize" or kind == "detokenize":
+        _check_context(kind, data, len(body), told)
         return ask_tokens(kind, data)
+    assert kind == "chat" or kind == "completion"
+    _check_context(kind, data, len(body), told)
     return _chat(data, told) if kind == "chat" else _completion(data, told)
 
 
-def _check_context(kind: Kind, data: Any, length: int, told: Told) -> None:
+def _check_context(kind: TextKind | TokenKind, data: Any, length: int, told: Told) -> None:
     """Raises InvalidRequest for prompts that are too long, before validation."""
     model = data.get("model") if isinstance(data, dict) else None
     if model is None and kind in TOKEN_KINDS:

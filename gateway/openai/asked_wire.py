@@ -1,7 +1,8 @@
-"""Encodes `Asked` for the way from the helper process that decodes a large body to the gateway.
+"""Encodes what a helper process is asked, and what it answers: `Asked` and the like for a large body of a request,
+`Reading` for a large answer of an engine.
 
 Format: a msgpack header, in which each dataclass is an extension with its fields in order, followed by the large parts:
-prompts as msgpack, ready for the worker's frame.
+prompts as msgpack, ready for the worker's frame, and bodies for an engine's HTTP.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import msgpack
 
 from contracts.context import ContextBound
 from contracts.errors import RequestError, from_wire, to_wire
+from contracts.models import wire_of
 from contracts.request import Sampling, ToolUse
 from gateway.core.implicit import History
 from gateway.core.kv_hints import HintAction, HintEnvelope
+from gateway.core.relay_answers import Reading, Stated
+from gateway.core.relay_bodies import Relayed
 from gateway.core.spellings import Spelled
 from gateway.openai.asked import Asked, Kind, Prompt, Told
 from gateway.openai.forms import Form
@@ -35,6 +39,9 @@ _KINDS: tuple[type[Any], ...] = (
     History,
     ContextBound,
     TokensAsked,
+    Relayed,
+    Reading,
+    Stated,
 )
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _NAMES = [[f.name for f in fields(kind)] for kind in _KINDS]
@@ -51,22 +58,37 @@ class _Large:
 
 
 def encode_question(kind: Kind, body: bytes, told: Told) -> bytes:
-    """The request to the helper."""
-    return _encoded([kind, told.tenant, told.named, dict(told.headers), dict(told.bounds), told.served], [], body)
+    """The question what `body` asks for."""
+    wires = {name: int(wire) for name, wire in told.wires.items()}
+    return _encoded(
+        [kind, told.tenant, told.named, dict(told.headers), dict(told.bounds), told.served, wires], [], body
+    )
 
 
-def decode_question(payload: bytes) -> tuple[Kind, bytes, Told]:
-    """The inverse of `encode_question`."""
-    (kind, tenant, named, headers, bounds, served), rest = _decoded(payload)
-    return kind, bytes(rest), Told(tenant, named, headers, bounds, served)
+def encode_reading(reading: Reading, body: bytes) -> bytes:
+    """The question what the answer `body` says."""
+    return _encoded(reading, [], body)
 
 
-def encode_answer(answer: Asked | TokensAsked | RequestError) -> bytes:
-    """The helper's answer. Mutates an `Asked`: packs its prompts."""
+def decode_question(payload: bytes) -> tuple[Kind, bytes, Told] | tuple[Reading, bytes]:
+    """The inverse of `encode_question` and of `encode_reading`."""
+    asked, rest = _decoded(payload)
+    if isinstance(asked, Reading):
+        return asked, bytes(rest)
+    kind, tenant, named, headers, bounds, served, numbers = asked
+    wires = {name: wire_of(number) for name, number in numbers.items()}
+    return kind, bytes(rest), Told(tenant, named, headers, bounds, served, wires)
+
+
+def encode_answer(answer: Asked | TokensAsked | Relayed | Reading | RequestError) -> bytes:
+    """The helper's answer. Mutates an `Asked`, whose prompts it packs, and a `Relayed`."""
     if isinstance(answer, RequestError):
         return _encoded(to_wire(answer), [], b"")
     large: list[bytes] = []
-    if isinstance(answer, TokensAsked):
+    if isinstance(answer, TokensAsked | Reading):
+        return _encoded(answer, large, b"")
+    if isinstance(answer, Relayed):
+        answer.body = _Large(answer.body)  # type: ignore[assignment]
         return _encoded(answer, large, b"")
     for prompt in answer.prompts:
         for name in ("messages", "prompt", "prompt_tokens"):
@@ -77,9 +99,9 @@ def encode_answer(answer: Asked | TokensAsked | RequestError) -> bytes:
 
 
 def decode_answer(payload: bytes) -> Any:
-    """The inverse of `encode_answer`: an Asked or a TokensAsked. Raises an encoded RequestError."""
+    """The inverse of `encode_answer`. Raises an encoded RequestError."""
     answer, _ = _decoded(payload)
-    if isinstance(answer, Asked | TokensAsked):
+    if isinstance(answer, Asked | TokensAsked | Relayed | Reading):
         return answer
     status, message, param, code = answer
     raise from_wire(status, message, param, code)

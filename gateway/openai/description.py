@@ -92,8 +92,7 @@ def _operation(route: Route, components: dict[str, Any]) -> Schema:
     if key in ANSWERS:
         content = _json(ANSWERS[key]) | content
     responses: Schema = {}
-    if route.path != "/v1/embeddings":
-        responses["202" if route.path in _HINTS else "200"] = {"description": "Success.", "content": content}
+    responses["202" if route.path in _HINTS else "200"] = {"description": "Success.", "content": content}
     errors = sorted({*route.errors} if route.open else {401, *route.errors})
     responses |= {str(status): {"$ref": f"#/components/responses/{status}"} for status in errors}
     responses["4XX"] = {"description": "Any other error in the request.", "content": _json(_ERROR_REFERENCE)}

@@ -67,8 +67,23 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
+def _open(*required: str) -> Schema:
+    """A body for an engine with HTTP of its own: these fields, and whatever the engine's route takes."""
+    return {
+        "type": "object",
+        "required": ["model", *required],
+        "properties": {"model": {"type": "string", "minLength": 1, "maxLength": 512}},
+        "additionalProperties": True,
+    }
+
+
+_OF_ENGINES = (
+    "For models whose engine is vLLM; a request for another model is a 400. Every field of vLLM's route passes, except "
+    "for those that the gateway answers for (docs/api.md)."
+)
 #: Other fields of requests for text.
 _OTHER_FIELDS = (
+    "A model whose engine is vLLM takes every field that vLLM's route takes. Other models: "
     f"Accepted and ignored: {_list(HARMLESS)}. Hints of other systems: {_list(ROOTS)}. "
     f"Refused by name unless idle: {_list(set(REFUSED) - set(ChatRequest.model_fields))}; "
     f"and by completions {_list(set(REFUSED) & set(ChatRequest.model_fields))}."
@@ -99,7 +114,26 @@ def routes(model: str) -> list[Route]:
         ),
         Route("get", "/v1/models", GENERATE, "List the registered models."),
         Route("get", "/v1/models/{model}", GENERATE, "One model.", errors=(404,)),
-        Route("post", "/v1/embeddings", GENERATE, "Refused: models here generate text.", errors=(400,)),
+        Route(
+            "post", "/v1/responses", GENERATE, "Answer a turn, streamed or not. The format of OpenAI's Responses API.",
+            _open("input"),
+            (("A turn", named | {"input": "What is my cat called?", "instructions": "Be brief."}),), _TEXT_ERRORS,
+            more=f"{_OF_ENGINES} Responses are not stored: `background`, `store: true` and `previous_response_id` are "
+            "refused.",
+        ),
+        Route(
+            "post", "/v1/messages", GENERATE, "Answer a turn, streamed or not. Anthropic's format.",
+            _open("messages", "max_tokens"), (("A turn", chat),), _TEXT_ERRORS,
+            more=f"{_OF_ENGINES} The key may be in the header `X-Api-Key`.",
+        ),
+        Route(
+            "post", "/v1/messages/count_tokens", TOKENS, "The number of tokens of a prompt. Anthropic's format.",
+            _open("messages"), (("A chat", named | {"messages": [_USER]}),), _TEXT_ERRORS, more=_OF_ENGINES,
+        ),
+        Route(
+            "post", "/v1/embeddings", GENERATE, "Embeddings. OpenAI's format.", _open("input"),
+            (("Two texts", named | {"input": ["a cat", "a dog"]}),), _TEXT_ERRORS, more=_OF_ENGINES,
+        ),
         Route(
             "post", "/tokenize", TOKENS,
             "The token ids of a prompt, or of a chat as the model's template renders it. vLLM's format.",

@@ -18,25 +18,24 @@ from aiohttp import web
 from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
 from gateway import metrics, sse, timing
-from gateway.allowance import admit, settle, withdraw
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.reasoning import ReasoningReader
 from gateway.core.seeds import SEED_MASK, choice_seed
 from gateway.core.turn_times import TurnTimes, server_timing
-from gateway.core.usage import Ticket
+from gateway.entering import entered
 from gateway.envelope import route_name
 from gateway.generate import ChoiceCall, Generation, Job, unknown_model
 from gateway.inline_hints import InlineHints
-from gateway.intake import NODE_HEADER, pinned_node
+from gateway.intake import pinned_node
 from gateway.openai.asked import Asked, Prompt
 from gateway.openai.responses import Choice, Shape, Usage
 from gateway.parts import PARTS, Parts
 from gateway.sessions import Resolved
+from gateway.turn_headers import turn_headers
 from runtime import telemetry
 
 log = telemetry.logger("gateway.answer")
-MAX_WHY_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +92,17 @@ async def answer(
 ) -> web.StreamResponse:
     """The whole answer, streamed or not. Inline hints are sent for the first prompt's session. Raises RequestError
     before headers are sent."""
-    parts = request.app[PARTS]
-    if parts.draining:
-        raise Unavailable("this gateway is stopping; try again")
     job = prompts[0].job
-    ticket = admit(request, job.session.tenant, sum(prompt.job.prompt_estimate for prompt in prompts))
-    try:
-        place = await parts.turnstile.enter(job.session.tenant, job.priority)
-    except BaseException:
-        withdraw(request, ticket)
-        raise
-    try:
+    estimate = sum(prompt.job.prompt_estimate for prompt in prompts)
+    async with entered(request, job.session.tenant, job.priority, estimate) as used:
         inline = InlineHints(request, caller, asked.said, job.session.session_id, job.model, job.priority)
-        return await _ticketed(_Run(request, parts, caller, asked, prompts, shape, inline), ticket)
-    finally:
-        parts.turnstile.leave(place)
-
-
-async def _ticketed(run: _Run, ticket: Ticket) -> web.StreamResponse:
-    run.parts.enter()
-    try:
-        await run.begin()
-        return await (run.stream() if run.asked.stream else run.collect())
-    finally:
-        settle(run.request, ticket, run.used_tokens())
-        run.end()
-        run.parts.leave()
+        run = _Run(request, request.app[PARTS], caller, asked, prompts, shape, inline)
+        try:
+            await run.begin()
+            return await (run.stream() if asked.stream else run.collect())
+        finally:
+            used.tokens = run.used_tokens()
+            run.end()
 
 
 class _Run:
@@ -346,18 +330,8 @@ class _Run:
         return server_timing(self._times.whole(), self.parts.clock.now() - self.arrived_s)
 
     def _headers(self) -> dict[str, str]:
-        progress = self.generations[0].progress
-        headers = {
-            "X-Session-Id": self.prompts[0].session.key.session_id,
-            NODE_HEADER: progress.node,
-            "X-Request-Id": self.prompts[0].job.request_id,
-        }
-        if self.caller.server:  # scores reveal other tenants' load
-            why = progress.why[:MAX_WHY_CHARS]
-            headers["X-Upbeat-Why"] = (
-                why if why.isascii() and why.isprintable() else "".join(c if " " <= c <= "~" else " " for c in why)
-            )
-        return headers
+        session_id, request_id = self.prompts[0].session.key.session_id, self.prompts[0].job.request_id
+        return turn_headers(self.caller, session_id, request_id, self.generations[0].progress)
 
 
 async def _together(works: list[Coroutine[Any, Any, None]]) -> None:

@@ -7,10 +7,12 @@ import secrets
 from aiohttp import web
 
 from gateway.core.implicit import after_answer, with_calls
+from gateway.core.relay_bodies import Relayed
 from gateway.intake import caller_of, read_asked
 from gateway.openai.responses import ChatShape, Choice
 from gateway.parts import PARTS
 from gateway.routes.answer import Part, answer, new_job
+from gateway.routes.relayed import relay
 from gateway.sessions import stated
 
 
@@ -19,6 +21,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     caller = caller_of(request)
     asked = await read_asked(request, "chat", caller)
+    if isinstance(asked, Relayed):
+        return await relay(request, caller, asked)
     prompt = asked.prompts[0]
     named = stated(request.headers, asked.session_id, asked.prompt_cache_key, asked.said.session_id)
     session = parts.sessions.resolve(caller.tenant, named, prompt.history)

@@ -8,11 +8,13 @@ from aiohttp import web
 
 from gateway.core.admission import Caller
 from gateway.core.implicit import after_completion
+from gateway.core.relay_bodies import Relayed
 from gateway.intake import caller_of, read_asked
 from gateway.openai.asked import Asked, Prompt
 from gateway.openai.responses import Choice, CompletionShape
 from gateway.parts import PARTS
 from gateway.routes.answer import Part, answer, new_job
+from gateway.routes.relayed import relay
 from gateway.sessions import stated
 
 
@@ -21,6 +23,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     caller = caller_of(request)
     asked = await read_asked(request, "completion", caller)
+    if isinstance(asked, Relayed):
+        return await relay(request, caller, asked)
     request_id = f"cmpl-{secrets.token_hex(12)}"
     prompts = [_part(request, caller, asked, prompt, request_id) for prompt in asked.prompts]
     shape = CompletionShape(request_id, asked.model, int(parts.clock.wall()), asked.include_usage, asked.logprobs)

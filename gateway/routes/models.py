@@ -1,10 +1,9 @@
-"""`GET /v1/models`, `GET /v1/models/{model}`, and the refusal of embeddings."""
+"""`GET /v1/models`, `GET /v1/models/{model}`."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from contracts.errors import InvalidRequest
 from gateway.generate import unknown_model
 from gateway.intake import caller_of
 from gateway.parts import PARTS
@@ -24,13 +23,3 @@ async def show(request: web.Request) -> web.Response:
     if name not in known:
         raise unknown_model(name)
     return web.json_response(known[name])
-
-
-async def embeddings(request: web.Request) -> web.Response:
-    """Refuse embeddings."""
-    caller_of(request)
-    raise InvalidRequest(
-        "embeddings are not supported: this server's models generate text; ask a server of embedding models",
-        param="model",
-        code="unsupported_operation",
-    )

@@ -1,6 +1,7 @@
 """`POST /tokenize`, `POST /detokenize`: a model's tokenizer, in vLLM's format.
 
-A worker that serves the model answers. A request counts toward its tenant's requests, not its tokens.
+A worker that serves the model answers, or its engine where that has HTTP of its own. A request counts toward its
+tenant's requests, not its tokens.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from aiohttp import web
 from contracts.errors import Unavailable
 from contracts.turn_times import Phase
 from contracts.v1 import worker_pb2 as pb
-from gateway.allowance import admit, settle, withdraw
 from gateway.backend import Question
 from gateway.core.admission import Caller
 from gateway.core.refusals import refusal
+from gateway.core.relay_bodies import Relayed
 from gateway.core.routing import FleetView, direct_route
 from gateway.core.turn_times import TurnTimes, server_timing
+from gateway.entering import entered
 from gateway.generate import unknown_model
 from gateway.intake import NODE_HEADER, caller_of, pinned_node, read_tokens_asked
 from gateway.openai.token_answers import detokenized, tokenized
 from gateway.openai.token_requests import TokensAsked
 from gateway.parts import PARTS
+from gateway.routes.relayed import relay
 from gateway.timing import ARRIVED_S, HEADER
 
 #: Memory of an answer in sizes of the worker's reply: the reply itself, and JSON, in which an id takes up to twice the
@@ -32,10 +35,12 @@ from gateway.timing import ARRIVED_S, HEADER
 _HELD_TIMES = 4
 
 
-async def tokenize(request: web.Request) -> web.Response:
+async def tokenize(request: web.Request) -> web.StreamResponse:
     """The token ids of a prompt, or of messages rendered by the model's template."""
     caller = caller_of(request)
     asked = await read_tokens_asked(request, "tokenize", caller)
+    if isinstance(asked, Relayed):
+        return await relay(request, caller, asked)
     question = pb.TokenizeRequest(
         tenant=caller.tenant,
         prompt=asked.prompt,
@@ -54,10 +59,12 @@ async def tokenize(request: web.Request) -> web.Response:
     return await _answered(request, caller, asked, Question("Tokenize", question), answer)
 
 
-async def detokenize(request: web.Request) -> web.Response:
+async def detokenize(request: web.Request) -> web.StreamResponse:
     """The text of token ids, with special tokens spelled."""
     caller = caller_of(request)
     asked = await read_tokens_asked(request, "detokenize", caller)
+    if isinstance(asked, Relayed):
+        return await relay(request, caller, asked)
     question = Question("Detokenize", pb.DetokenizeRequest(tenant=caller.tenant, tokens=asked.tokens))
     return await _answered(request, caller, asked, question, lambda reply: detokenized(reply.text))
 
@@ -69,29 +76,16 @@ async def _answered(
     model = asked.model or parts.config.served_model
     if not parts.fleet.knows_model(model):
         raise unknown_model(model)
-    if parts.draining:
-        raise Unavailable("this gateway is stopping; try again")
     pin = pinned_node(request, caller, parts, model)
-    ticket = admit(request, caller.tenant, 0)
-    try:
-        place = await parts.turnstile.enter(caller.tenant, caller.priority(0))
-    except BaseException:
-        withdraw(request, ticket)
-        raise
-    parts.enter()
     times, clock = TurnTimes(request[ARRIVED_S]), parts.clock
-    times.enter(Phase.PREPARE, clock.now())
-    try:
+    async with entered(request, caller.tenant, caller.priority(0), 0):
+        times.enter(Phase.PREPARE, clock.now())
         node, reply = await _asked(request, model, pin, question)
         parts.bodies.hold(request, _HELD_TIMES * reply.ByteSize())
         body = bytearray()
         for piece in answer(reply):
             body += piece
             await asyncio.sleep(0)
-    finally:
-        settle(request, ticket, 0)
-        parts.leave()
-        parts.turnstile.leave(place)
     timing = server_timing(times.so_far(clock.now()), clock.now() - times.arrived_s)
     return web.Response(
         body=bytes(body), headers={"Content-Type": "application/json; charset=utf-8", NODE_HEADER: node, HEADER: timing}

@@ -474,13 +474,17 @@ async def stack(
     schedulers: int = 1,
     models: dict[str, Any] | None = None,
     asleep: dict[str, list[str]] | None = None,
+    worker: Callable[[str], ToyWorker] | None = None,
+    model: pb.ModelInfo | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Stack]:
     """A serving gateway in front of `nodes` toy workers and so many schedulers; `gateway`: settings of its section.
     models: that are registered; by default the one that the toy workers serve. asleep: by node, those that it has off
-    its device."""
-    workers = [ToyWorker(f"node-{i}") for i in range(nodes)]
+    its device. worker: makes the workers, by node. model: what they serve."""
+    workers = [(worker or ToyWorker)(f"node-{i}") for i in range(nodes)]
     deciders = [ToyScheduler(workers, asleep) for _ in range(schedulers)]
+    for decider in deciders:
+        decider.model = model or decider.model
     for server in (*workers, *deciders):
         await server.start()
     settings = {

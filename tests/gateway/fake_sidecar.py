@@ -1,0 +1,300 @@
+"""A worker whose engine has HTTP of its own: a real gRPC server that notes what it hears and answers as vLLM does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from gateway_fakes import MODEL, QUICK, Stack, ToyWorker, stack, until
+
+from contracts.errors import RequestError, Unavailable, to_wire
+from contracts.v1 import scheduler_pb2
+from contracts.v1 import worker_pb2 as pb
+from gateway.core.retry import RetryLimits
+
+HTTP_MODEL = scheduler_pb2.ModelInfo(
+    name=MODEL, engine="vllm", wire=scheduler_pb2.MODEL_WIRE_HTTP, max_tokens=4096, created_s=1_700_000_000
+)
+PROMPT_TOKENS, CACHED_TOKENS = 11, 4
+
+
+def failure(error: RequestError, **more: bool) -> pb.HttpFailure:
+    """What a sidecar says instead of an answer."""
+    return pb.HttpFailure(refused=json.dumps(to_wire(error)), **more)
+
+
+@dataclass
+class Heard:
+    """One request, whole."""
+
+    head: pb.HttpRequest
+    raw: bytes
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.raw)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {h.name: h.value for h in self.head.headers}
+
+
+class FakeSidecar(ToyWorker):
+    """`tokens`: its answer's text. `call`: name and arguments of a call that it makes besides."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
+        self.heard: list[Heard] = []
+        #: Attempts whose call ended before their answer.
+        self.broken: list[str] = []
+        self.tokens = ["Hello", " my", " friend"]
+        self.call: tuple[str, str] | None = None
+        self.pace_s = 0.0
+        #: What comes instead of an answer, a failure for each of the next requests.
+        self.failures: list[pb.HttpFailure] = []
+        #: After so many pieces of the body, `ends_with`: a failure, a status of the call, or nothing more at all.
+        self.breaks_after: int | None = None
+        self.ends_with: pb.HttpFailure | grpc.StatusCode | None = None
+        #: It reads nothing and says nothing.
+        self.frozen = False
+        #: It answers with these instead: head and pieces.
+        self.answers: tuple[pb.HttpAnswer, list[bytes]] | None = None
+        #: A whole answer's pieces have at most so many bytes.
+        self.piece_bytes = 1 << 20
+        self.sent_bytes = 0
+
+    async def Http(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.HttpDown]:
+        if self.frozen:
+            await asyncio.sleep(1e3)
+        head, body = pb.HttpRequest(), bytearray()
+        async for message in request_iterator:
+            if message.WhichOneof("kind") == "head":
+                head = message.head
+            else:
+                assert len(message.body) <= 1 << 20
+                body += message.body
+        heard = Heard(head, bytes(body))
+        self.heard.append(heard)
+        complete = False
+        try:
+            if self.failures:
+                yield pb.HttpDown(failed=self.failures.pop(0))
+                complete = True
+                return
+            number = 0
+            async for down in self._answer(heard):
+                if number and number - 1 == self.breaks_after:
+                    complete = await self._break(context)
+                    if isinstance(self.ends_with, pb.HttpFailure):
+                        yield pb.HttpDown(failed=self.ends_with)
+                    return
+                number += 1
+                yield down
+                self.sent_bytes += len(down.body)
+            complete = True
+        finally:
+            if not complete:
+                self.broken.append(head.request_id)
+
+    async def _break(self, context: Any) -> bool:
+        if isinstance(self.ends_with, grpc.StatusCode):
+            await context.abort(self.ends_with, "broken")
+        if self.ends_with is None:
+            await asyncio.sleep(1e3)
+        return True
+
+    async def _answer(self, heard: Heard) -> AsyncIterator[pb.HttpDown]:
+        if self.answers is not None:
+            head, pieces = self.answers
+            yield pb.HttpDown(head=head)
+            for piece in pieces:
+                await asyncio.sleep(self.pace_s)
+                yield pb.HttpDown(body=piece)
+            return
+        streams = bool(heard.body.get("stream"))
+        kind = "text/event-stream; charset=utf-8" if streams else "application/json"
+        if streams:
+            yield pb.HttpDown(head=head_of(kind))
+        written = [self._whole(heard)] if not streams else self._events(heard)
+        if not streams:
+            await asyncio.sleep(self.pace_s * len(self.tokens))
+            yield pb.HttpDown(head=head_of(kind))
+            written = [written[0][i : i + self.piece_bytes] for i in range(0, len(written[0]), self.piece_bytes)]
+        for piece in written:
+            if streams:
+                await asyncio.sleep(self.pace_s)
+            yield pb.HttpDown(body=piece)
+
+    # ---- as vLLM spells it -------------------------------------------------------------------------------------
+    def _usage(self) -> dict[str, Any]:
+        n = len(self.tokens)
+        return {
+            "prompt_tokens": PROMPT_TOKENS, "completion_tokens": n, "total_tokens": PROMPT_TOKENS + n,
+            "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
+        }  # fmt: skip
+
+    def _spent(self) -> dict[str, Any]:
+        """Of the Responses API."""
+        n = len(self.tokens)
+        return {
+            "input_tokens": PROMPT_TOKENS, "output_tokens": n, "total_tokens": PROMPT_TOKENS + n,
+            "input_tokens_details": {"cached_tokens": CACHED_TOKENS},
+        }  # fmt: skip
+
+    def _anthropic(self) -> dict[str, Any]:
+        fresh = PROMPT_TOKENS - CACHED_TOKENS
+        return {
+            "input_tokens": fresh,
+            "output_tokens": len(self.tokens),
+            "cache_read_input_tokens": CACHED_TOKENS,
+        }
+
+    def _items(self) -> list[dict[str, Any]]:
+        text = {"type": "output_text", "text": "".join(self.tokens), "annotations": []}
+        items: list[dict[str, Any]] = [
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [text]},
+        ]
+        if self.call:
+            name, arguments = self.call
+            items.append({"type": "function_call", "call_id": "c1", "name": name, "arguments": arguments})
+        return items
+
+    def _whole(self, heard: Heard) -> bytes:
+        text, path = "".join(self.tokens), heard.head.path
+        called = [] if self.call is None else [self.call]
+        if path == "/v1/chat/completions":
+            calls = [{"id": "c1", "type": "function", "function": {"name": n, "arguments": a}} for n, a in called]
+            message = {"role": "assistant", "content": text, "reasoning": "hm", "tool_calls": calls}
+            choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+            made: Any = {"id": heard.head.request_id, "choices": choices, "usage": self._usage()}
+        elif path == "/v1/completions":
+            made = {"choices": [{"index": 0, "text": text}], "usage": self._usage()}
+        elif path == "/v1/responses":
+            made = {"id": heard.head.request_id, "output": self._items(), "usage": self._spent()}
+        elif path == "/v1/messages":
+            blocks: list[Any] = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": text}]
+            blocks += [{"type": "tool_use", "id": "c1", "name": n, "input": json.loads(a)} for n, a in called]
+            made = {"type": "message", "role": "assistant", "content": blocks, "usage": self._anthropic()}
+        elif path == "/v1/messages/count_tokens":
+            made = {"input_tokens": PROMPT_TOKENS}
+        elif path == "/v1/embeddings":
+            usage = {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS, "completion_tokens": 0}
+            made = {"data": [{"index": 0, "embedding": [0.5, -1.0]}], "usage": usage}
+        else:
+            made = {"tokens": [1, 2, 3], "count": 3, "max_model_len": 4096}
+        return json.dumps(made).encode()
+
+    def _events(self, heard: Heard) -> list[bytes]:
+        path = heard.head.path
+        if path == "/v1/responses":
+            return self._response_events()
+        if path == "/v1/messages":
+            return self._message_events()
+        chat, made = path == "/v1/chat/completions", list[Any]()
+        if chat:
+            made.append({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+            made.append({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]})
+        made += [
+            {"choices": [{"index": 0, **({"delta": {"content": t}} if chat else {"text": t})}]} for t in self.tokens
+        ]
+        if chat and self.call:
+            name, arguments = self.call
+            for function in (
+                {"name": name, "arguments": ""},
+                {"arguments": arguments[:3]},
+                {"arguments": arguments[3:]},
+            ):
+                delta = {"tool_calls": [{"index": 0, "id": "c1", "function": function}]}
+                made.append({"choices": [{"index": 0, "delta": delta}]})
+        if (heard.body.get("stream_options") or {}).get("include_usage"):
+            made.append({"choices": [], "usage": self._usage()})
+        return [*(_event(one) for one in made), b"data: [DONE]\n\n"]
+
+    def _response_events(self) -> list[bytes]:
+        made: list[Any] = [{"type": "response.created", "response": {"id": "resp_1", "usage": None}}]
+        made += [{"type": "response.output_text.delta", "delta": t} for t in self.tokens]
+        made += [{"type": "response.output_item.done", "item": item} for item in self._items()]
+        made.append({"type": "response.completed", "response": {"usage": self._spent(), "output": self._items()}})
+        return [_event(one, one["type"]) for one in made]
+
+    def _message_events(self) -> list[bytes]:
+        usage = self._anthropic()
+        made: list[Any] = [{"type": "message_start", "message": {"usage": usage | {"output_tokens": 0}}}]
+        made.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+        for token in self.tokens:
+            made.append({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": token}})
+        made.append({"type": "content_block_stop", "index": 0})
+        if self.call:
+            name, arguments = self.call
+            block = {"type": "tool_use", "id": "c1", "name": name, "input": {}}
+            made.append({"type": "content_block_start", "index": 1, "content_block": block})
+            for part in (arguments[:3], arguments[3:]):
+                delta = {"type": "input_json_delta", "partial_json": part}
+                made.append({"type": "content_block_delta", "index": 1, "delta": delta})
+            made.append({"type": "content_block_stop", "index": 1})
+        made.append({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage})
+        made.append({"type": "message_stop"})
+        return [_event(one, one["type"]) for one in made]
+
+
+def head_of(content_type: str, status: int = 200, **headers: str) -> pb.HttpAnswer:
+    """An engine's head. In headers, `_` stands for `-`."""
+    named = {"content-type": content_type} | {name.replace("_", "-"): value for name, value in headers.items()}
+    return pb.HttpAnswer(status=status, headers=[pb.HttpHeader(name=n, value=v) for n, v in named.items()])
+
+
+def _event(value: Any, name: str = "") -> bytes:
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+@dataclass
+class HttpStack(Stack):
+    """A gateway with its fake sidecars."""
+
+    @property
+    def sidecars(self) -> list[FakeSidecar]:
+        return [w for w in self.workers if isinstance(w, FakeSidecar)]
+
+    @property
+    def heard(self) -> list[Heard]:
+        """What all of them heard."""
+        return [heard for sidecar in self.sidecars for heard in sidecar.heard]
+
+    async def raw(self, path: str, body: Any, **headers: str) -> tuple[int, bytes, Any]:
+        """Status, bytes and headers; `body` as JSON unless it is bytes."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} | {n.replace("_", "-"): v for n, v in headers.items()}
+        async with self.http.post(self.url + path, data=data, headers=headers) as r:
+            return r.status, await r.read(), r.headers
+
+    async def whole(self) -> None:
+        """Nothing is left over of any request."""
+        parts = self.gateway.parts
+        assert parts is not None
+        async with asyncio.timeout(5):
+            await parts.idle.wait()
+        await until(lambda: not any(parts.workers.in_flight.values()))
+        assert parts.generator.running == 0 and parts.bodies.held == 0
+        parts.usage.validate()
+        parts.generator.quarantine.validate()
+        parts.sessions.implicit.validate()
+
+
+@contextlib.asynccontextmanager
+async def http_stack(nodes: int = 2, *, retry_limits: RetryLimits = QUICK, **more: Any) -> AsyncIterator[HttpStack]:
+    """Like `stack`, with fake sidecars for workers."""
+    async with stack(
+        nodes, retry_limits=retry_limits, worker=FakeSidecar, model=more.pop("model", HTTP_MODEL), **more
+    ) as s:
+        running = HttpStack(s.gateway, s.scheduler, s.workers, s.config, s.http, s.tasks, s.schedulers)
+        yield running
+        await running.whole()
+
+
+NOT_NOW = Unavailable("draining")
