@@ -3,13 +3,14 @@
 Among dropped pieces whole slabs go before single pieces: otherwise one protected piece of a hint in each of many slabs
 would keep all of them from being evicted for the next hint.
 
-Searching is expensive. A plan examines the first victims of all kinds once, keeps the slabs it found in order, and
-examines more only while it has no other option, up to a limit.
+Searching is expensive. A plan looks at the first victims of all kinds once, keeps the slabs it found in order, and
+looks at more only while it has no other option, up to a limit. A slab costs at least as much as each victim that it
+holds, so the slabs of a victim are examined only when none that is known costs less.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+import heapq
 from typing import cast
 
 from contracts.memory.layer_bands import band_of, layers_of
@@ -29,9 +30,14 @@ def _rather(price: VictimKey, cost: VictimKey) -> bool:
     return price < cost or (dropped(price) and dropped(cost))
 
 
+def _perhaps(least: VictimKey, cost: VictimKey) -> bool:
+    """Whether `_rather` may hold for a price of `least` or more."""
+    return least < cost or (dropped(cost) and least[:2] <= cost[:2])
+
+
 class Defragmentation:
     """The slabs that one plan may evict, cheapest first. below: only pieces that rank below it; None: any. most: limit
-    of victims examined. looked_at: victims examined so far."""
+    of victims looked at. looked_at: victims looked at so far."""
 
     def __init__(self, ledger: Ledger, victims: Victims, plan: EvictionPlan, below: Below | None, most: float) -> None:
         self._ledger = ledger
@@ -41,7 +47,12 @@ class Defragmentation:
         self._most = most
         self.looked_at = 0
         self._values: dict[int, VictimKey | None] = {}
-        self._found: list[tuple[VictimKey, int, list[Slab]]] = []  #: the cheapest last
+        #: Of the last look: its victims that are not examined yet, the first last; slabs of the others; the slabs as
+        #: they were then; and slabs that can be evicted, a heap.
+        self._heads: list[tuple[VictimKey, Chunk, int]] = []
+        self._seen: set[int] = set()
+        self._layout = plan.layout()
+        self._found: list[tuple[VictimKey, int, list[Slab]]] = []
         self._looked = 0
         self._all = False
 
@@ -49,43 +60,46 @@ class Defragmentation:
         """Remove and return the cheapest slabs whose eviction makes room for a new slab. None when there are none, or
         when the victim at `cost` is cheaper; cost None: there is no such victim."""
         while True:
-            while self._found and any(self._plan.evicts(slab) for slab in self._found[-1][2]):
-                self._found.pop()
+            while self._found and any(self._plan.evicts(slab) for slab in self._found[0][2]):
+                heapq.heappop(self._found)
+            if self._heads:
+                least = self._heads[-1][0]
+                if (not self._found or least <= self._found[0][0]) and (cost is None or _perhaps(least, cost)):
+                    self._examine(*self._heads.pop()[1:])
+                    continue
             if self._found:
-                price, _, slabs = self._found[-1]
-                if cost is not None and not _rather(price, cost):
+                if cost is not None and not _rather(self._found[0][0], cost):
                     return None
-                self._found.pop()
-                return slabs
+                return heapq.heappop(self._found)[2]
             if self._all or self._looked >= self._most or (cost is not None and self._looked):
                 return None
             self._look()
 
     def _look(self) -> None:
-        """Find slabs that can be evicted among those of the first victims."""
+        """Look at the first victims, or at more of them than before."""
         self._looked = self._looked * _FURTHER or LOOK
-        heads = self._victims.heads()
-        seen: set[int] = set()
-        count = 0
-        for key, chunk, layer in islice(heads, self._looked):
-            if protected(key, self._below):
-                break
-            count += 1
-            for slab in self._slabs_of(chunk, layer):
-                if slab.base in seen or self._worth(slab) is None:
-                    continue
-                seen.add(slab.base)
-                window = self._plan.window(slab, self._worth)
-                if window is not None:
-                    self._found.append((max(cast(VictimKey, self._worth(s)) for s in window), slab.base, window))
-        heads.close()
-        self.looked_at += count
-        self._all = count < self._looked
-        self._found.sort(key=lambda f: f[:2], reverse=True)
+        self._heads = self._victims.heads(self._looked, self._below)
+        self._heads.reverse()
+        self.looked_at += len(self._heads)
+        self._all = len(self._heads) < self._looked
+        self._seen.clear()
+        self._layout = self._plan.layout()
+
+    def _examine(self, chunk: Chunk, layer: int) -> None:
+        """Find slabs that can be evicted among those of a victim."""
+        for slab in self._slabs_of(chunk, layer):
+            if slab.base in self._seen or self._worth(slab) is None:
+                continue
+            self._seen.add(slab.base)
+            window = self._layout.window(slab, self._worth)
+            if window is not None:
+                price = max(cast(VictimKey, self._worth(s)) for s in window)
+                heapq.heappush(self._found, (price, slab.base, window))
 
     def _worth(self, slab: Slab) -> VictimKey | None:
-        """The key of the slab's most valuable piece; None: it cannot be evicted, or is in the plan already."""
-        if self._plan.evicts(slab):
+        """The key of the slab's most valuable piece; None: it cannot be evicted, or was in the plan at the last
+        look."""
+        if slab.base in self._layout.evicted:
             return None
         if slab.base not in self._values:
             self._values[slab.base] = self._value(slab)

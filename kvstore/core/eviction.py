@@ -1,6 +1,6 @@
 """Which pieces leave the arena first: those of the lowest `contracts.memory.victim_order.key`. Nothing is freed here.
 
-The order is maintained incrementally: a heap for each model and band has an entry for every chunk with READY pieces
+The order is maintained incrementally: a queue for each model and band has an entry for every chunk with READY pieces
 there, at its highest layer. A change of a chunk's key (`Index.stirred`, `Sessions.changed`) adds a new entry; outdated
 entries are skipped. So a victim costs O(log n).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Generator
+from bisect import insort
 from functools import lru_cache
 
 from contracts.ids import SessionKey
@@ -72,6 +72,29 @@ def kind_of(chunk: Chunk, layer: int) -> SlotKind:
     return kinds_of(chunk.shape)[layer]
 
 
+class _Queue:
+    """Entries in order. Those that were read are kept sorted (`front`), as the first ones are read again and again; the
+    others, all later, are a heap."""
+
+    __slots__ = ("_heap", "front")
+
+    def __init__(self) -> None:
+        self.front: list[_Entry] = []
+        self._heap: list[_Entry] = []
+
+    def push(self, entry: _Entry) -> None:
+        if self.front and entry < self.front[-1]:
+            insort(self.front, entry)
+        else:
+            heapq.heappush(self._heap, entry)
+
+    def reach(self, position: int) -> bool:
+        """Whether there is an entry at `position`, at most one beyond `front`; it is in `front` afterwards."""
+        if position == len(self.front) and self._heap:
+            self.front.append(heapq.heappop(self._heap))
+        return position < len(self.front)
+
+
 class Victims:
     """The order over all resident chunks. Call `refresh`, then `first` and `skip` to walk one kind's pieces or `heads`
     to walk all chunks, then `settle`, which puts skipped pieces that were not evicted back."""
@@ -80,7 +103,7 @@ class Victims:
         self._index = index
         self._sessions = sessions
         self._layer_priority = layer_priority
-        self._heaps: dict[SlotKind, list[_Entry]] = {}
+        self._queues: dict[SlotKind, _Queue] = {}
         self._entries = 0
         self._numbers = 0
         self._now = 0.0
@@ -107,7 +130,7 @@ class Victims:
                 self._enter(chunk)
         self._index.stirred.clear()
         if self._entries > _SLACK * len(self._index.resident) * 4 + 1024:
-            self._heaps.clear()
+            self._queues.clear()
             self._entries = 0
             for chunk in self._index.resident.values():
                 self._enter(chunk)
@@ -151,65 +174,62 @@ class Victims:
             if key is not None and (chunk.key, layer) not in self._passed:
                 self._numbers += 1
                 self._entries += 1
-                heapq.heappush(self._heaps.setdefault(kind_of(chunk, layer), []), (key, self._numbers, chunk, layer))
+                kind = kind_of(chunk, layer)
+                if kind not in self._queues:
+                    self._queues[kind] = _Queue()
+                self._queues[kind].push((key, self._numbers, chunk, layer))
                 return
 
-    def _clean(self, kind: SlotKind) -> _Entry | None:
-        """The kind's first entry that is up to date; outdated ones are removed."""
-        heap = self._heaps.get(kind)
-        while heap:
-            key, _, chunk, layer = heap[0]
+    def _current(self, queue: _Queue, position: int) -> _Entry | None:
+        """The first entry from `position` on that is up to date; outdated ones before it are removed."""
+        while queue.reach(position):
+            entry = queue.front[position]
+            key, _, chunk, layer = entry
             known = self._index.resident.get(chunk.key) is chunk and (chunk.key, layer) not in self._passed
             if known and self.key(chunk, layer) == key:
-                return heap[0]
-            heapq.heappop(heap)
+                return entry
+            del queue.front[position]
             self._entries -= 1
-        self._heaps.pop(kind, None)
         return None
 
     # ---- walking
 
     def first(self, kind: SlotKind) -> tuple[VictimKey, Chunk, int] | None:
         """The kind's first victim that was not skipped."""
-        entry = self._clean(kind)
+        queue = self._queues.get(kind)
+        entry = self._current(queue, 0) if queue is not None else None
         return (entry[0], entry[2], entry[3]) if entry is not None else None
 
     def skip(self, kind: SlotKind) -> None:
         """Go on to the kind's next victim."""
-        entry = self._clean(kind)
-        if entry is None:
+        queue = self._queues.get(kind)
+        entry = self._current(queue, 0) if queue is not None else None
+        if queue is None or entry is None:
             return
-        _, _, chunk, layer = heapq.heappop(self._heaps[kind])
+        _, _, chunk, layer = queue.front.pop(0)
         self._entries -= 1
         self._passed.add((chunk.key, layer))
         self._popped[chunk.key, kind] = chunk
         self._enter_band(chunk, layer - 1, layers_of(kind.band, chunk.shape.layers)[0])
 
-    def heads(self) -> Generator[tuple[VictimKey, Chunk, int], None, None]:
-        """The first unskipped victim of every chunk and band, in order. Close the generator if not exhausted."""
-        heads = [(entry, kind) for kind in list(self._heaps) if (entry := self._clean(kind)) is not None]
+    def heads(self, most: int, below: Below | None) -> list[tuple[VictimKey, Chunk, int]]:
+        """The first unskipped victim of every chunk and band, in order: those that `below` does not protect, up to
+        `most`."""
+        #: the next entry of each queue, and where it is
+        heads = [(e, 0, queue) for queue in self._queues.values() if (e := self._current(queue, 0)) is not None]
         heapq.heapify(heads)
-        out: list[tuple[SlotKind, _Entry]] = []
-        try:
-            while heads:
-                entry, kind = heads[0]
-                heapq.heappop(self._heaps[kind])
-                out.append((kind, entry))
-                yield entry[0], entry[2], entry[3]
-                following = self._clean_keeping(kind)
-                if following is None:
-                    heapq.heappop(heads)
-                else:
-                    heapq.heapreplace(heads, (following, kind))
-        finally:
-            for kind, entry in out:
-                heapq.heappush(self._heaps.setdefault(kind, []), entry)
-
-    def _clean_keeping(self, kind: SlotKind) -> _Entry | None:
-        """Like `_clean`, but keeps an empty heap."""
-        entry = self._clean(kind)
-        self._heaps.setdefault(kind, [])
-        return entry
+        found: list[tuple[VictimKey, Chunk, int]] = []
+        while heads and not protected(heads[0][0][0], below):
+            (key, _, chunk, layer), position, queue = heads[0]
+            found.append((key, chunk, layer))
+            if len(found) == most:
+                break
+            following = self._current(queue, position + 1)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following, position + 1, queue))
+        return found
 
     def settle(self) -> None:
         """The walk is over."""

@@ -8,9 +8,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from kvstore.core.granules import Granules
 from kvstore.core.ledger import Ledger, Slab, SlotKind, slabs_needed
+
+
+class Layout(NamedTuple):
+    """The slabs and free granules at one moment of a plan; what it evicts later does not change them. runs: the free
+    granules. evicted: bases of the slabs that the plan had evicted."""
+
+    ledger: Ledger
+    granules: int
+    runs: Granules
+    evicted: frozenset[int]
+
+    def window(self, slab: Slab, worth: Callable[[Slab], object]) -> list[Slab] | None:
+        """Adjacent slabs to evict, `slab` among them, so that one more new slab fits; neighbours of least `worth`
+        first. None when that is impossible. worth: None for a slab that cannot be evicted."""
+        slabs = [slab]
+        first, length, most = slab.first, slab.granules, self.granules
+        while True:
+            before, after = self.runs.beside(first, length)
+            gained = (before + length + after) // most - before // most - after // most
+            if gained > 0:
+                return slabs
+            left = self.ledger.slab_of_granule(first - before - 1)
+            right = self.ledger.slab_of_granule(first + length + after)
+            sides = [(worth(s), s is right, s) for s in (left, right) if s is not None and worth(s) is not None]
+            if not sides:
+                return None
+            _, rightward, chosen = min(sides, key=lambda side: side[:2])
+            slabs.append(chosen)
+            if rightward:
+                length = chosen.first + chosen.granules - first
+            else:
+                length, first = first + length - chosen.first, chosen.first
 
 
 class EvictionPlan:
@@ -20,7 +53,8 @@ class EvictionPlan:
         self._ledger = ledger
         self._needs = needs
         self._granules = granules
-        self._runs: Granules = ledger.granules.copy()
+        #: Free granules; `_shared` with the ledger or a layout, and then copied before the next change.
+        self._runs, self._shared = ledger.granules, True
         self._free = {kind: ledger.free_slots(kind) for kind in needs}
         self._evicted: set[int] = set()
         self._freed_in: Counter[int] = Counter()
@@ -57,30 +91,15 @@ class EvictionPlan:
         if slab.kind in self._free:
             self._free[slab.kind] -= slab.total
         self._evicted.add(slab.base)
+        if self._shared:
+            self._runs, self._shared = self._runs.copy(), False
         self._runs.give(slab.first, slab.granules)
 
     def evicts(self, slab: Slab) -> bool:
         """Whether the plan evicts the whole slab."""
         return slab.base in self._evicted
 
-    def window(self, slab: Slab, worth: Callable[[Slab], object]) -> list[Slab] | None:
-        """Adjacent slabs to evict, `slab` among them, so that one more new slab fits; neighbours of least `worth`
-        first. None when that is impossible. worth: None for a slab that cannot be evicted."""
-        slabs = [slab]
-        first, length = slab.first, slab.granules
-        while True:
-            before, after = self._runs.beside(first, length)
-            gained = (before + length + after) // self._granules - before // self._granules - after // self._granules
-            if gained > 0:
-                return slabs
-            left = self._ledger.slab_of_granule(first - before - 1)
-            right = self._ledger.slab_of_granule(first + length + after)
-            sides = [(worth(s), s is right, s) for s in (left, right) if s is not None and worth(s) is not None]
-            if not sides:
-                return None
-            _, rightward, chosen = min(sides, key=lambda side: side[:2])
-            slabs.append(chosen)
-            if rightward:
-                length = chosen.first + chosen.granules - first
-            else:
-                length, first = first + length - chosen.first, chosen.first
+    def layout(self) -> Layout:
+        """The slabs and free granules as the plan leaves them so far."""
+        self._shared = True
+        return Layout(self._ledger, self._granules, self._runs, frozenset(self._evicted))

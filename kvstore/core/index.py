@@ -305,10 +305,11 @@ class Index:
             layers, tokens = chunk.shape.layers, chunk.shape.chunk_tokens
             if len(answer.layer_chunks) < layers:
                 answer.layer_chunks += [0] * (layers - len(answer.layer_chunks))
-            if tier == "dram":
-                present = [layer for layer in range(layers) if chunk.state(layer) is PieceState.READY]
-            else:
-                present = list(range(layers)) if getattr(chunk, tier) is CopyState.PRESENT else []
+            present: Collection[int] = ()
+            if chunk.complete if tier == "dram" else getattr(chunk, tier) is CopyState.PRESENT:
+                present = range(layers)
+            elif tier == "dram" and chunk.ready:
+                present = [layer for layer, state in enumerate(chunk.states) if state is PieceState.READY]
             for layer in present:
                 answer.layer_chunks[layer] += 1
             answer.bytes += len(present) * chunk.shape.piece_bytes

@@ -26,7 +26,7 @@ from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
 from scheduler.core.fleet import Model, Rates
 from scheduler.core.policies import POLICIES
 
-#: As in `worker.service.reporter` and `scheduler.server`.
+#: As in `runtime.reporter` and `scheduler.server`.
 REPORT_EVERY_S, TICK_EVERY_S = 0.1, 0.5
 #: Decisions between two validations.
 _VALIDATE_EVERY = 2_000

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
+from contracts.memory.layer_bands import band_of
 from contracts.memory.victim_order import Rank, Standing
 from kvstore.core.eviction import Victims, kind_of, protected, under
 from kvstore.core.index import Chunk, Index
@@ -231,3 +232,9 @@ def test_the_order_that_is_kept_is_the_order_that_ranking_everything_anew_gives(
             assert sorted(kept) == sorted(ranked)
             places = {name: key for name, key in keys.items() if key is not None}
             assert all(places[a] <= places[b] for a, b in pairwise(kept))
+            heads = world.victims.heads(1000, None)
+            assert all(a[0] <= b[0] for a, b in pairwise(heads))
+            ready = [(c, n) for cs in chunks.values() for c in cs for n in range(5) if c.state(n) is PieceState.READY]
+            tops = {(c.key, band_of(n, 5)): n for c, n in ready}  # of each band the last, its highest
+            assert {(c.key, band_of(n, 5)): n for _, c, n in heads} == tops
+            assert world.victims.heads(3, None) == heads[:3] and world.victims.heads(1000, None) == heads

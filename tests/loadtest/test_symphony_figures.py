@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bench.symphony import loads, pictures, real
-from bench.symphony.figures import FIGURES, Load, at_equal, crossings, figure_5
+from bench.symphony.curves import at_equal, crossings
+from bench.symphony.figures import FIGURES, Load, figure_5
 from bench.symphony.figures import Bench as Settings
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.fleet import Variant

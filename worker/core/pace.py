@@ -135,8 +135,9 @@ class Pace:
     def outstanding_s(self, sequences: Iterable[Work], chunk_tokens: int) -> dict[int, float]:
         """Remaining work of these sequences in seconds, by priority."""
         total: dict[int, float] = {}
+        output_token_s = self.marginal_token_s
         for s in sequences:
-            left_s = self.prefill_s(s, chunk_tokens) + self._remaining_output(s) * self.marginal_token_s
+            left_s = self.prefill_s(s, chunk_tokens) + self._remaining_output(s) * output_token_s
             total[s.request.priority] = total.get(s.request.priority, 0.0) + left_s
         return total
 
@@ -149,8 +150,8 @@ class Pace:
 
     def _remaining_output(self, s: Work) -> float:
         """Expected remaining output tokens: from the caller's estimate or the typical answer, at most the limit."""
-        expected = s.request.expected_tokens or self.output_tokens
-        return max(min(s.max_tokens, max(expected, s.generated + 1.0)) - s.generated, 0.0)
+        expected, generated = s.request.expected_tokens or self.output_tokens, s.generated
+        return max(min(s.max_tokens, max(expected, generated + 1.0)) - generated, 0.0)
 
     def prefill_s(self, s: Work, chunk_tokens: int) -> float:
         """Seconds of prompt left to compute. Chunks that the store found count as cached; before it answers, the

@@ -25,6 +25,8 @@ from worker.core.shared_prompt import awaits_prompt
 from worker.core.shared_step import Room, room_of, share
 from worker.core.trials import Trials
 
+#: Bound once: every turn asks for the states of all sequences.
+_WAITING, _LOADING, _RUNNING = State.WAITING, State.LOADING, State.RUNNING
 #: No order is known.
 _NO_ORDER: tuple[list[Sequence], int, list[Sequence]] = ([], 0, [])
 
@@ -95,8 +97,8 @@ class Scheduling:
         live = list(sequences)
         here = self.admission.here = _on_device(live)
         self._update_groups(live, here)
-        waiting = [s for s in live if s.state is State.WAITING]
-        running = any(s.state is State.RUNNING for s in here)
+        waiting = [s for s in live if s.state is _WAITING]
+        running = any(s.state is _RUNNING for s in here)
         self._closed_at = None if self._contended else math.inf
         for s in self._in_order(waiting, len(here)) if self._may_admit(waiting, here) else ():
             if self.state.policy.cache and awaits_prompt(s, live, self.state.shape.chunk_tokens):
@@ -113,8 +115,8 @@ class Scheduling:
             if running and enough():
                 break  # admit the others after a step
         for s in live:
-            if s.state is State.LOADING:
-                self.admission.try_start(s, alone=not any(other.state is State.RUNNING for other in live))
+            if s.state is _LOADING:
+                self.admission.try_start(s, alone=not any(other.state is _RUNNING for other in live))
 
     @property
     def closed(self) -> bool:
@@ -183,7 +185,7 @@ class Scheduling:
         self._hbm_token_s = (
             self.admission.pace.decode_s(max(len(here), 1)) * shape.layers / (pool.total * shape.chunk_tokens)
         )
-        self.service.seen(self._groups, {group_of(s) for s in live if s.pending > 1 or s.state is not State.RUNNING})
+        self.service.seen(self._groups, {group_of(s) for s in live if s.pending > 1 or s.state is not _RUNNING})
         self.company.seen(self._groups, self.state.now)
 
     def _current_shares(self, here: list[Sequence]) -> Shares:
@@ -239,7 +241,7 @@ class Scheduling:
         The most urgent take pages first. A sequence that lacks pages preempts a lower-ranked one or skips this step.
         """
         here = _on_device(sequences)
-        running = [s for s in here if s.state is State.RUNNING]
+        running = [s for s in here if s.state is _RUNNING]
         able, lacking = self.trials.turn(running, self.state.now), []
         while True:
             chosen = self._choose(able)
@@ -252,7 +254,7 @@ class Scheduling:
             lacking += found_none
             able = [s for s in able if s.state is State.RUNNING and s not in found_none]
         self._lacking = lacking
-        chosen = [(s, count) for s, count in chosen if s.state is State.RUNNING]
+        chosen = [(s, count) for s, count in chosen if s.state is _RUNNING]
         for s, _ in chosen:
             self._choices += 1
             s.last_chosen = self._choices
@@ -272,7 +274,7 @@ class Scheduling:
 
     def _extend(self, s: Sequence, upto_tokens: int, here: list[Sequence]) -> bool:
         """False if there is no room now. Sequences preempted meanwhile need no pages."""
-        while s.state is State.RUNNING and (lacking := self.admission.extend(s, upto_tokens)):
+        while s.state is _RUNNING and (lacking := self.admission.extend(s, upto_tokens)):
             rank = self._rank(s, here)
             if not self._preempt([other for other in here if self._rank(other, here) > rank], here, lacking):
                 return False
@@ -320,4 +322,4 @@ def _is_new(s: Sequence) -> bool:
 
 
 def _on_device(sequences: Iterable[Sequence]) -> list[Sequence]:
-    return [s for s in sequences if s.state in (State.LOADING, State.RUNNING)]
+    return [s for s in sequences if s.state is _RUNNING or s.state is _LOADING]

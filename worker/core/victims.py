@@ -12,7 +12,7 @@ purge needs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -84,9 +84,11 @@ class Victims:
 
 
 def within_parts(
-    blocks: Iterable[Block], standings: Standings, now: float, pages: int, weight: Callable[[str], float]
+    blocks: Collection[Block], standings: Standings, now: float, pages: int, weight: Callable[[str], float]
 ) -> frozenset[str]:
     """Tenants that use their caches and hold at most their share of `pages`; empty if fewer than two use theirs."""
+    if len({next(reversed(block.sessions)).tenant for block in blocks}) < 2:
+        return frozenset()
     held: Counter[str] = Counter()
     using: set[str] = set()
     for block in blocks:
