@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SERVICES := gateway,kvstore,worker,loadtest
+SERVICES := gateway,kvstore,worker,sidecar,loadtest
 PYTEST := $(BIN)/python -m pytest
 # python-sdk/ is tested against agent frameworks, which pin much: in environments of their own.
 SDK := .cache/sdk
@@ -88,7 +88,7 @@ $(SDK_CREWAI)/.tests: python-sdk/pyproject.toml python-sdk/constraints-crewai.tx
 	@touch $@
 
 VLLM := .cache/vllm
-vllm: $(VLLM)/.installed ## vLLM in an environment of its own, with Upbeat's connector: for test-vllm (1 GB)
+vllm: $(VLLM)/.installed ## vLLM in an environment of its own, with Upbeat's connector: for up --engine vllm (1 GB)
 
 # The connector is installed from this tree: its sources may change without another installation.
 $(VLLM)/.installed: bench/engine/vllm-requirements.txt vllm-plugin/requirements.txt vllm-plugin/pyproject.toml
@@ -98,7 +98,7 @@ $(VLLM)/.installed: bench/engine/vllm-requirements.txt vllm-plugin/requirements.
 	@printf '%s\n' "$(CURDIR)/vllm-plugin/src" "$(CURDIR)" > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/upbeat-vllm.pth"
 	@touch $@
 
-test-vllm: $(VENV)/.tests vllm ## the connector in real vLLM servers; minutes
+test-vllm: $(VENV)/.tests vllm ## the connector and the sidecar with real vLLM servers; minutes
 	$(call marked,vllm)
 
 # A target that selects nothing must not pass.

@@ -59,11 +59,18 @@ def profile(
     """Measure how fast this machine computes a model and loads its KV, for workers, placement and simulations."""
     from cli import profile as profiles
     from cli.demo_memory import with_demo_chunks
+    from contracts.errors import ConfigError
     from contracts.latency_profile import encode
     from runtime.profile_files import store
+    from runtime.registry import registered
 
     flags = Flags(nodes=nodes, model=model, data=data, config=config, revision=revision)
     resolved = with_demo_chunks(resolve(flags), flags)
+    if registered(resolved)[resolved.served_model].engine == "vllm":
+        raise ConfigError(
+            f"{resolved.served_model} runs in vLLM, whose pace its node measures as it serves; `upbeat profile` "
+            "measures Upbeat's own engine: give --model"
+        )
     if show:
         found = profiles.known(resolved)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -20,10 +21,11 @@ from contracts.errors import ConfigError
 from runtime import gpus
 from runtime.config import Config
 from runtime.config_checks import LOOPBACK
-from runtime.model_directory import check_directory
+from runtime.model_directory import check_directory, check_foreign_directory
 from runtime.model_names import hub_id
 from runtime.registry import registered
 from runtime.sections import GIB
+from runtime.vllm_places import missing_python
 
 #: Below this a session's KV soon fills the disk.
 DISK_WANTED_BYTES = 5 * GIB
@@ -66,7 +68,10 @@ def examine(config: Config) -> list[Finding]:
 
     Runs child processes that import NIXL, build the CPU kernels (once), and read each model's weights.
     """
-    models = [_model(model.path) for model in registered(config).values()]
+    models = [
+        _vllm_model(config, model.path) if model.engine == "vllm" else _model(model.path)
+        for model in registered(config).values()
+    ]
     configs = [config.model_copy(update={"model": directory}) for _, directory in models if directory is not None]
     checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels)
     findings = [finding for check in checks for finding in check(config)]
@@ -96,6 +101,28 @@ def _model(path: Path) -> tuple[list[Finding], Path | None]:
         return [Finding("model", "fail", what, remedy)], None
     missing = f"{found.missing_bytes / GIB:.2f} GiB of its weights are not here yet"
     return [Finding("model", "ok", f"{asked}: it can be served; {missing}: `upbeat up` downloads them")], None
+
+
+def _vllm_model(config: Config, path: Path) -> tuple[list[Finding], None]:
+    """Findings for a model that vLLM runs."""
+    found: list[Finding] = []
+    if hub_id(str(path)) is not None:
+        found.append(Finding("model", "ok", f"{path}: vLLM downloads it"))
+    else:
+        try:
+            check_foreign_directory(path, "model")
+            found.append(Finding("model", "ok", f"{path}: vLLM says whether it can be served"))
+        except ConfigError as e:
+            what, _, remedy = str(e).rpartition("; ")
+            found.append(Finding("model", "fail", what, remedy))
+    if config.vllm.server:
+        found.append(Finding("vllm", "ok", f"its servers are started elsewhere: {config.vllm.server}"))
+    elif os.access(config.vllm.python, os.X_OK):
+        found.append(Finding("vllm", "ok", f"{config.vllm.python}"))
+    else:
+        what, _, remedy = missing_python(config.vllm.python).partition("; ")
+        found.append(Finding("vllm", "fail", what, remedy))
+    return found, None
 
 
 def show(console: Console, findings: Sequence[Finding]) -> None:

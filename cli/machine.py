@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -48,20 +48,27 @@ def ports_of(config: Config) -> list[PortUse]:
     for n in range(len(config.scheduler_addresses)):
         host, _, port = config.scheduler_listen(n).rpartition(":")
         wanted.append((f"scheduler {n}" if n else "scheduler", host, int(port)))
-    for n in range(config.nodes.count):
-        host, _, base = config.node(n).store_listen.rpartition(":")
-        wanted += [(f"{purpose} of node-{n}", host, int(base) + i) for i, purpose in enumerate(NODE_PORTS)]
-        for device in config.node(n).devices[1:]:
-            host, _, port = device.worker_listen.rpartition(":")
-            wanted += [(f"{purpose} of {device.name}", host, int(port) + i) for i, purpose in enumerate(DEVICE_PORTS)]
-    return [
-        PortUse(purpose, host, port, "" if _can_bind(host, port) else _owner(port)) for purpose, host, port in wanted
-    ]
+    uses = [_use(*one) for one in wanted]
+    return [*uses, *(use for n in range(config.nodes.count) for use in ports_of_node(config, n))]
 
 
-def check_ports(config: Config) -> None:
-    """Raise ConfigError for the first port that is taken."""
-    for use in ports_of(config):
+def ports_of_node(config: Config, n: int) -> list[PortUse]:
+    """The ports of one node and its devices. Raises as `ports_of`."""
+    host, _, base = config.node(n).store_listen.rpartition(":")
+    wanted = [(f"{purpose} of node-{n}", host, int(base) + i) for i, purpose in enumerate(NODE_PORTS)]
+    for device in config.node(n).devices[1:]:
+        host, _, port = device.worker_listen.rpartition(":")
+        wanted += [(f"{purpose} of {device.name}", host, int(port) + i) for i, purpose in enumerate(DEVICE_PORTS)]
+    return [_use(*one) for one in wanted]
+
+
+def _use(purpose: str, host: str, port: int) -> PortUse:
+    return PortUse(purpose, host, port, "" if _can_bind(host, port) else _owner(port))
+
+
+def check_ports(config: Config, uses: Sequence[PortUse] | None = None) -> None:
+    """Raise ConfigError for the first port that is taken. uses: the ports; None: all of the stack's."""
+    for use in ports_of(config) if uses is None else uses:
         if use.taken_by:
             raise ConfigError(
                 f"--port {config.gateway.port}: port {use.port} ({use.purpose}) is taken by {use.taken_by}; "

@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 from cli import checks, keys, queries, workflows
 from cli.client import USAGE, CallFailed
 from cli.completion import COMPLETE, completion_init, script
+from cli.join import join
 from cli.printing import fail
 from cli.up import up
 from cli.version import root
@@ -86,6 +87,7 @@ def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -
 
 for _command in (
     up,
+    join,
     queries.status,
     queries.models,
     queries.top,

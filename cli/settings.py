@@ -11,12 +11,14 @@ import ipaddress
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from cli.machine import on_host
 from cli.models import flag_of, models_over
 from cli.own_key import fresh_key, kept_key
 from contracts.devices import MOST_DEVICES
@@ -27,11 +29,13 @@ from runtime.config_checks import needs_keys
 from runtime.config_file import changed, load_config, said_config, says
 from runtime.gateway_config import ORIGIN
 from runtime.model_config import load_config as load_model_config
-from runtime.model_directory import model_directory, named, weight_bytes
+from runtime.model_directory import check_foreign_directory, model_directory, named, weight_bytes
 from runtime.model_names import hub_id
 from runtime.places import PORTS_A_DEVICE, PORTS_A_NODE
+from runtime.registered_model import RegisteredModel
 from runtime.registry import models_of, registered
 from runtime.sections import GIB
+from runtime.vllm_checks import vllm_models
 
 DEFAULT_PORT = 8080
 #: From the gateway's port to the first node's.
@@ -65,15 +69,24 @@ class Flags:
     models: Mapping[str, str] = field(default_factory=dict)
     #: Devices a node.
     devices: int | None = None
+    #: Of all models; None: as the file says, else our own.
+    engine: str | None = None
+    #: Further arguments of every vLLM server, as a shell would split them.
+    vllm_args: str | None = None
 
 
 def resolve(flags: Flags) -> Config:
     """The configuration of a stack to start. Makes its directories, and downloads hub models that are not cached.
     Raises ConfigError."""
     config = layout(flags, kept_key)
+    make_directories(config, flags)
+    return _with_model(config, flags)
+
+
+def make_directories(config: Config, flags: Flags) -> None:
+    """Make the directories of data and logs. Raises ConfigError."""
     _check_directory("--data" if flags.data else "data =", config.data)
     _check_directory("--run-dir" if flags.run_dir else "run_dir =", config.run_dir)
-    return _with_model(config, flags)
 
 
 def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config:
@@ -109,22 +122,9 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
         over["run_dir"] = flags.run_dir
     elif "run_dir" not in said.model_fields_set:
         over["run_dir"] = Path(".cache") / ("run" if port == DEFAULT_PORT else f"run-{port}")
-    models = {} if flags.model is not None else models_over(flags.models, said, nodes)
-    if models or said.models:
-        over["models"] = models
-    if models and flags.revision is not None:
-        raise ConfigError(
-            f"--revision {flags.revision}: there are several models; write it behind an id, as in "
-            "NAME=owner/name@revision"
-        )
-    if models:
-        pass
-    elif flags.model is not None:
-        over["model"] = named(flags.model, flags.revision)
-    elif flags.revision is not None:
-        over["model"] = named(str(said.model), flags.revision)
-    elif "model" not in said.model_fields_set and not said.model.is_dir():
-        over["model"] = BUNDLED_MODEL
+    over |= _models_asked(flags, said, nodes)
+    if flags.vllm_args is not None:
+        over["vllm"] = {"args": [*said.vllm.args, *_words(flags.vllm_args)]}
     if flags.data is not None:
         over["data"] = flags.data
     if flags.host is not None:
@@ -142,7 +142,54 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
         over["kv"]["dram_gib"] = flags.dram_gib
     if flags.policy is not None:
         over["scheduler"]["policy"] = flags.policy
-    return load_config(flags.config, over)
+    config = load_config(flags.config, over)
+    if flags.vllm_args is not None and not vllm_models(config):
+        raise ConfigError(f"--vllm-args {flags.vllm_args}: no model runs in vLLM; give --engine vllm as well")
+    return config
+
+
+def _models_asked(flags: Flags, said: Config, nodes: int) -> dict[str, Any]:
+    """The keys `models` or `model`, as far as flags change them. Raises ConfigError."""
+    models = {} if flags.model is not None else models_over(flags.models, said, nodes)
+    if models and flags.revision is not None:
+        raise ConfigError(
+            f"--revision {flags.revision}: there are several models; write it behind an id, as in "
+            "NAME=owner/name@revision"
+        )
+    found: dict[str, Any] = {"models": models} if models or said.models else {}
+    if models:
+        return {
+            "models": {name: m | {"engine": flags.engine or m.get("engine", "native")} for name, m in models.items()}
+        }
+    one: str | Path | None = None
+    if flags.model is not None:
+        one = named(flags.model, flags.revision)
+    elif flags.revision is not None:
+        one = named(str(said.model), flags.revision)
+    elif "model" not in said.model_fields_set and not said.model.is_dir():
+        one = BUNDLED_MODEL
+    if flags.engine == "vllm":
+        text = str(said.model if one is None else one)
+        asked = hub_id(text)
+        name = said.model_name or (f"upbeat-{Path(text).name}" if asked is None else asked.repo)
+        return {"models": {name: {"path": text, "engine": "vllm"}}}
+    return found if one is None else found | {"model": one}
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as e:
+        raise ConfigError(f"--vllm-args {text}: {e}; quote it as for a shell") from None
+
+
+def join_run_dir(config: Path | None, run_dir: Path | None, node: int) -> Path:
+    """Where `upbeat join` keeps logs and sockets of node `node`, by its flags --config and --run-dir. Raises
+    ConfigError."""
+    said = said_config(config)
+    return run_dir or (
+        said.run_dir / f"join-{node}" if "run_dir" in said.model_fields_set else Path(".cache") / f"run-join-{node}"
+    )
 
 
 def policies() -> tuple[str, ...]:
@@ -172,7 +219,11 @@ def _check_values(flags: Flags) -> None:
     for name, gib in (("--hbm-gib", flags.hbm_gib), ("--dram-gib", flags.dram_gib)):
         if gib is not None and not (math.isfinite(gib) and gib > 0):
             raise ConfigError(f"{name} {gib} is not an amount of memory; give GiB above 0, such as {name} 1")
-    for name, word, allowed in (("--cache", flags.cache, ("on", "off")), ("--policy", flags.policy, policies())):
+    for name, word, allowed in (
+        ("--cache", flags.cache, ("on", "off")),
+        ("--engine", flags.engine, ("native", "vllm")),
+        ("--policy", flags.policy, policies()),
+    ):
         if word is not None and word not in allowed:
             raise ConfigError(f"{name} {word} is unknown; give {', '.join(allowed[:-1])} or {allowed[-1]}")
 
@@ -188,9 +239,7 @@ def _with_model(config: Config, flags: Flags) -> Config:
     Raises ConfigError."""
     over: dict[str, Any] = {}
     if config.models:
-        found = {
-            name: model_directory(str(m.path), flag_of(name, m, flags.models)) for name, m in config.models.items()
-        }
+        found = {name: _place_of(name, m, flags) for name, m in config.models.items()}
         over["models"] = {name: m.model_dump() | {"path": found[name]} for name, m in config.models.items()}
     else:
         asked = hub_id(str(config.model))
@@ -200,9 +249,7 @@ def _with_model(config: Config, flags: Flags) -> Config:
         over["model"] = found[config.served_model]
         if asked is not None and not config.model_name:
             over["model_name"] = asked.repo
-    needs = {
-        name: weight_bytes(directory) / GIB * _growth(config, name, directory) for name, directory in found.items()
-    }
+    needs = {name: _weights_gib(config, name, directory) for name, directory in found.items()}
     fullest = max(
         (models_of(config, number) for number in range(config.nodes.count)),
         key=lambda names: sum(needs[n] for n in names),
@@ -220,6 +267,23 @@ def _with_model(config: Config, flags: Flags) -> Config:
     elif need > config.kv.hbm_gib - KV_BESIDE_GIB / 2:
         over["kv"] = {"hbm_gib": float(math.ceil(need + KV_BESIDE_GIB))}
     return changed(config, over)
+
+
+def _place_of(name: str, model: RegisteredModel, flags: Flags) -> Path:
+    """The model's directory; for a hub id that vLLM runs, the id: vLLM downloads it. Raises ConfigError."""
+    flag = flag_of(name, model, flags.models)
+    if model.engine != "vllm":
+        return model_directory(str(model.path), flag)
+    if hub_id(str(model.path)) is None:
+        check_foreign_directory(model.path, flag)
+    return model.path
+
+
+def _weights_gib(config: Config, name: str, directory: Path) -> float:
+    """GiB of `kv.hbm_gib` that the weights take, as far as they are here. vLLM measures a GPU's memory itself."""
+    if registered(config)[name].engine == "vllm":
+        return weight_bytes(directory) / GIB if directory.is_dir() and on_host(config) else 0.0
+    return weight_bytes(directory) / GIB * _growth(config, name, directory)
 
 
 def _growth(config: Config, name: str, directory: Path) -> float:

@@ -12,20 +12,23 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cli import machine
 from cli.addresses import base_url
-from cli.core.plan import STOP_ORDER, Planned, compute_threads, stack_plan
-from cli.core.restart import RestartPolicy, Verdict
+from cli.core.plan import STOP_ORDER, Planned, compute_threads, own_cores
+from cli.core.restart import AT_ONCE_S, RestartPolicy, Verdict
 from cli.display import Display
 from cli.logs import Logs
 from cli.process import Process, log_end
 from runtime.config import Config
+from runtime.process_session import end_left_behind
 from runtime.registry import models_of
 from runtime.service import SUPERVISED
+from runtime.vllm_places import vllm_places
 
 TAIL_LINES = 20
 MIB = 1 << 20
@@ -34,17 +37,29 @@ _POLL_S = 0.1
 _SAME_SIGNAL_S = 0.5
 
 
-class Supervisor:
-    """Runs one stack in the foreground."""
+_WORKER, _VLLM_SERVER = "upbeat-worker", "upbeat-vllm-server"
+_OF_DEVICES = (_WORKER, _VLLM_SERVER, "upbeat-sidecar")
 
-    def __init__(self, config: Config, programs: Path, display: Display, keep_open: Sequence[int]) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is run. plan: its processes, in starting order. ready: whether all of it serves (status 200), and else what
+    is missing. announce: says that it serves for the first time, after so many seconds."""
+
+    plan: Sequence[Planned]
+    ready: Callable[[], Awaitable[tuple[int, str]]]
+    announce: Callable[[float], None]
+
+
+class Supervisor:
+    """Runs one stack, or a part of one, in the foreground. keep_open: descriptors that every process inherits."""
+
+    def __init__(self, config: Config, programs: Path, display: Display, keep_open: Sequence[int], run: Run) -> None:
         self._config, self._programs, self._display, self._keep_open = config, programs, display, tuple(keep_open)
         self._config_file = config.run_dir / "config.yaml"
         self._logs = Logs(config.run_dir / "logs", int(config.log_mib * MIB), config.log_files, keep_open, display.line)
         self._running: dict[str, Process] = {}
-        self._plan = stack_plan(
-            config.nodes.count, len(config.scheduler_addresses), config.gateway.processes, config.nodes.devices
-        )
+        self._plan, self._run = list(run.plan), run
         self._has_served = False
         self._status = 0
         self._stop_asked_s = 0.0
@@ -73,6 +88,7 @@ class Supervisor:
             results = await asyncio.gather(*self._lives.values(), readiness, return_exceptions=True)
             await self._logs.close()
             machine.remove_arenas(self._config)
+            await asyncio.to_thread(self._end_left_behind)
             self._note_pids()
         for result in results:
             if isinstance(result, Exception):
@@ -95,8 +111,15 @@ class Supervisor:
             self._stopping.set()
             raise
 
+    def _end_left_behind(self) -> None:
+        """End what vLLM servers that were killed have left."""
+        for planned in self._plan:
+            if planned.program == _VLLM_SERVER and planned.node is not None:
+                end_left_behind(vllm_places(self._config, planned.node, planned.device).record)
+
     async def _keep_alive(self, planned: Planned) -> None:
-        policy = RestartPolicy()
+        # A vLLM server notices late what is wrong with its model or its arguments.
+        policy = RestartPolicy(self._config.vllm.start_s if planned.program == _VLLM_SERVER else AT_ONCE_S)
         while not self._stopping.is_set():
             process = self._start(planned)
             status = await process.ended()
@@ -136,7 +159,7 @@ class Supervisor:
         """For messages: the node or device, and the models if there are several."""
         if planned.node is None:
             return ""
-        if planned.program != "upbeat-worker":
+        if planned.program not in _OF_DEVICES:
             return f" of node-{planned.node}"
         models = f" with {' and '.join(models_of(self._config, planned.node))}" if len(self._config.models) > 1 else ""
         return f" of {self._config.device(planned.node, planned.device).name}{models}"
@@ -145,16 +168,23 @@ class Supervisor:
         # The written configuration includes the environment's settings: do not apply them twice.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
         environment[SUPERVISED] = "1"
-        cores = len(os.sched_getaffinity(0))
-        threads = (
-            compute_threads(self._config.worker.threads, cores, self._config.devices)
-            if planned.program == "upbeat-worker"
-            else 1
-        )
+        cores = sorted(os.sched_getaffinity(0))
+        if planned.program == _VLLM_SERVER:
+            return environment | self._cores_of(planned, cores, environment)
+        threads = compute_threads(self._config.worker.threads, len(cores), self._config.devices)
+        threads = threads if planned.program == _WORKER else 1
         environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = str(
             threads
         )
         return environment
+
+    def _cores_of(self, planned: Planned, cores: Sequence[int], said: dict[str, str]) -> dict[str, str]:
+        """Where a vLLM server on the CPU binds its threads, if others share the cores: by itself it takes all."""
+        config, name = self._config, "VLLM_CPU_OMP_THREADS_BIND"
+        if name in said or config.devices < 2 or planned.node is None:
+            return {}
+        own = own_cores(cores, planned.node * config.nodes.devices + planned.device, config.devices)
+        return {name: ",".join(map(str, own))}
 
     def _show_exit(self, planned: Planned, process: Process, status: int, alive_s: float, verdict: Verdict) -> None:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -169,7 +199,7 @@ class Supervisor:
         since = time.monotonic()
         while True:
             while True:
-                status, why = await ask_ready(self._config)
+                status, why = await self._run.ready()
                 if status == 200:
                     break
                 waited = int(time.monotonic() - since) // 30 * 30
@@ -181,7 +211,7 @@ class Supervisor:
             if self._has_served:
                 self._display.line(f"serving again after {took_s:.1f} s", "green")
             else:
-                self._display.serving(self._config, took_s)
+                self._run.announce(took_s)
             self._has_served = True
             self._died.clear()
             await self._died.wait()

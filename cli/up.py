@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.core.plan import Planned, stack_plan
 from cli.models import asked_models
 from cli.options import Models, number_option, whole_option
 from cli.settings import Flags, resolve
 from contracts.errors import ConfigError
+from runtime.config import Config
 from runtime.config_file import cluster_secret, dump_config, with_hashed_keys
+from runtime.vllm_checks import vllm_nodes
+from runtime.vllm_places import missing_python, vllm_places
 
 
 def up(
@@ -48,6 +53,12 @@ def up(
         str | None,
         typer.Option(help="Where the gateway listens; beyond this machine it has keys.  [default: 127.0.0.1]"),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="native|vllm", help="What runs the models: our engine, or vLLM servers.")
+    ] = None,
+    vllm_args: Annotated[
+        str | None, typer.Option("--vllm-args", metavar="ARGS", help='Further arguments of vLLM, as in "--seed 1".')
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of ORIGIN may call; may be repeated.")
     ] = None,
@@ -63,7 +74,7 @@ def up(
     from cli.demo_memory import SMALL, with_demo_memory
     from cli.display import Display
     from cli.own_key import own_key_of
-    from cli.supervisor import Supervisor
+    from cli.supervisor import Run, Supervisor, ask_ready
 
     one, several = asked_models(model)
     flags = Flags(
@@ -82,9 +93,13 @@ def up(
         cors_origin,
         several,
         devices,
+        engine,
+        vllm_args,
     )
     resolved, programs = with_demo_memory(asked := resolve(flags), flags), bin_dir or Path(sys.executable).parent
-    _check_programs(programs)
+    plan = plan_of(resolved)
+    check_programs(programs, plan)
+    check_vllm_environment(resolved, plan)
     display = Display(as_json=as_json, own_key=own_key_of(resolved))
     # The services inherit both locks. If this launcher is killed, the next one waits until they have ended.
     locks = [
@@ -102,14 +117,35 @@ def up(
     written.touch(mode=0o600)
     written.chmod(0o600)
     written.write_text(dump_config(with_hashed_keys(resolved)))
-    return asyncio.run(Supervisor(resolved, programs, display, [lock.fileno() for lock in locks]).run())
+    run = Run(plan, lambda: ask_ready(resolved), lambda took_s: display.serving(resolved, took_s))
+    return asyncio.run(Supervisor(resolved, programs, display, [lock.fileno() for lock in locks], run).run())
 
 
-def _check_programs(directory: Path) -> None:
+def plan_of(config: Config) -> list[Planned]:
+    """The processes of a whole stack on this machine."""
+    return stack_plan(
+        config.nodes.count,
+        len(config.scheduler_addresses),
+        config.gateway.processes,
+        config.nodes.devices,
+        vllm_nodes(config),
+        servers=not config.vllm.server,
+    )
+
+
+def check_programs(directory: Path, plan: Sequence[Planned]) -> None:
     """Raise ConfigError unless `directory` has every service's program."""
-    from cli.core.plan import stack_plan
-
     install = f"install with `make up`, or in the checkout {sys.executable} -m pip install -c constraints.txt -e ."
-    for program in {planned.program for planned in stack_plan(1)}:
+    for program in sorted({planned.program for planned in plan}):
         if not os.access(directory / program, os.X_OK):
             raise ConfigError(f"{directory / program} is not there; {install}")
+
+
+def check_vllm_environment(config: Config, plan: Sequence[Planned]) -> None:
+    """Raise ConfigError when a vLLM server is to be started, and its environment or the room for its sockets is not
+    there."""
+    for planned in plan:
+        if planned.program == "upbeat-vllm-server" and planned.node is not None:
+            vllm_places(config, planned.node, planned.device)
+            if not os.access(config.vllm.python, os.X_OK):
+                raise ConfigError(missing_python(config.vllm.python))

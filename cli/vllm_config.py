@@ -5,45 +5,32 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from cli.options import Json, whole_option
 from cli.printing import print_json
-from cli.settings import Flags, layout
-from runtime.config import Config
+from cli.settings import Flags, join_run_dir, layout
+from runtime.vllm_places import vllm_places
+from runtime.vllm_transfer import transfer_config
 
 
 def vllm_config(
     node: Annotated[int, whole_option("The node whose store it uses.")] = 0,
     device: Annotated[int, whole_option("Its number among the node's engines.")] = 0,
+    nodes: Annotated[int | None, whole_option("As for `upbeat up`.")] = None,
     data: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
     config: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="As for `upbeat join`.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the flags with which `vllm serve MODEL` uses Upbeat's store (the package upbeat-vllm must be installed)."""
-    found = transfer_config(layout(Flags(data=data, config=config)), node, device)
+    flags = Flags(nodes=nodes, data=data, config=config, run_dir=join_run_dir(config, run_dir, node))
+    found = layout(flags)
+    transfer = transfer_config(found, node, device, vllm_places(found, node, device).wake)
     if as_json:
-        print_json(found)
+        print_json(transfer)
     else:
-        print(shlex.join(["--kv-transfer-config", json.dumps(found)]))
-
-
-def transfer_config(config: Config, node: int, device: int) -> dict[str, Any]:
-    """The value of vLLM's `--kv-transfer-config`. Raises BadParameter for a node that is not configured."""
-    if not 0 <= node < config.nodes.count:
-        raise typer.BadParameter(
-            f"there is no node {node}; give a number from 0 to {config.nodes.count - 1}", param_hint="--node"
-        )
-    return {
-        "kv_connector": "UpbeatConnector",
-        "kv_role": "kv_both",
-        "kv_connector_module_path": "upbeat_vllm.connector",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "store": config.node(node).store_address,
-            "secret": str(config.data / "secret"),
-            "device": device,
-        },
-    }
+        line = ["--block-size", str(found.kv.chunk_tokens), "--scheduling-policy", "priority"]
+        print(shlex.join([*line, "--kv-transfer-config", json.dumps(transfer)]))

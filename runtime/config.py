@@ -12,7 +12,7 @@ from contracts.errors import ConfigError
 from runtime.gateway_config import GatewaySection
 from runtime.places import DevicePlaces, NodePlaces, places_of
 from runtime.registered_model import ModelName, RegisteredModel, as_model
-from runtime.sections import KvSection, NodesSection, SchedulerSection, WorkerSection
+from runtime.sections import KvSection, NodesSection, SchedulerSection, VllmSection, WorkerSection
 
 
 class Config(BaseSettings):
@@ -47,6 +47,7 @@ class Config(BaseSettings):
     nodes: NodesSection = NodesSection()
     kv: KvSection = KvSection()
     worker: WorkerSection = WorkerSection()
+    vllm: VllmSection = VllmSection()
 
     @field_validator("model", mode="before")
     @classmethod

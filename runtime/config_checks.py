@@ -10,6 +10,7 @@ from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.places import device_ports, node_ports
 from runtime.registry import models_of, registered
+from runtime.vllm_checks import check_vllm
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -116,6 +117,7 @@ def _check_models(config: Config) -> None:
                 f"node {number} serves no model; add it to one, such as models.{first}.nodes: [..., {number}], or "
                 "lower nodes.count"
             )
+    check_vllm(config)
 
 
 def _check_both_ways(config: Config) -> None:

@@ -64,6 +64,17 @@ def check_directory(path: Path, flag: str) -> None:
         raise ConfigError(f"{flag} {path}: it has no tokenizer.json; {_REMEDY}")
 
 
+def check_foreign_directory(path: Path, flag: str) -> None:
+    """Raises ConfigError when `path` is no directory of a model for another engine, which knows itself what it runs."""
+    if not path.is_dir():
+        raise ConfigError(
+            f"{flag} {path}: no such directory; give a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B"
+            f"{_or_the_hub(path)}"
+        )
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{flag} {path}: it has no config.json; give a Hugging Face directory")
+
+
 def weight_bytes(directory: Path) -> int:
     """Bytes of the safetensors files in `directory`."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -18,12 +18,15 @@ __all__ = ["SCHEDULER_RECONNECT_S", "channel", "server", "set_serving"]
 SCHEDULER_RECONNECT_S = 0.25
 
 
-def server(listen: str, service_names: Sequence[str]) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
-    """A server bound to `listen`, with health check and reflection; the caller adds services and starts it.
+def server(
+    listen: str, service_names: Sequence[str], limits: Mapping[str, int] | None = None
+) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
+    """A server bound to `listen`, with health check and reflection; the caller adds services and starts it. limits:
+    gRPC options that replace the shared ones.
 
     Raises OSError naming the address when it cannot listen there.
     """
-    made = grpc.aio.server(options=OPTIONS)
+    made = grpc.aio.server(options=list((dict(OPTIONS) | dict(limits or {})).items()))
     checker = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, made)
     reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], made)

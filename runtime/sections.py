@@ -4,6 +4,7 @@ defaults."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator
@@ -14,6 +15,8 @@ from runtime.registered_model import Dtype
 from storelink.arena_file import HugePages
 
 GIB = 1 << 30
+#: The directory of this source tree, or of the installed packages.
+CHECKOUT = Path(__file__).absolute().parent.parent
 
 
 class SchedulerSection(BaseModel):
@@ -146,6 +149,28 @@ class WorkerSection(BaseModel):
     profile: str = Field(default="auto", min_length=1)
     #: Injected faults, for tests: kill:WORD or hang:WORD by failpoint (worker/engine/failpoints.py).
     failpoints: dict[str, str] = {}
+
+
+class VllmSection(BaseModel):
+    """The vLLM servers of models whose engine is vllm."""
+
+    model_config = STRICT
+    #: Interpreter of the environment that has vLLM and the package upbeat-vllm; `make vllm` makes the default one.
+    python: Path = CHECKOUT / ".cache" / "vllm" / "bin" / "python"
+    #: Further arguments of every server, before those of its model (`models.NAME.vllm_args`); the last one wins.
+    args: list[str] = []
+    #: Seconds until a server must serve: it downloads, loads and compiles. Then it is ended and started again.
+    start_s: float = Field(default=1800.0, ge=1, allow_inf_nan=False)
+    #: URL of each device's server where something else starts them, such as http://127.0.0.1:8000; `{n}` is the node's
+    #: number, `{d}` the device's. Empty: they are started here.
+    server: str = Field(default="", pattern=r"^(http://[^\s/?#@]+(:[0-9]{1,5})?)?$")
+    #: The environment variable that holds the API key of `server`; empty: it has none.
+    api_key_env: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
+
+    @field_validator("python")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
 
 
 class NodesSection(BaseModel):

@@ -111,17 +111,18 @@ def models_from_wire(hello: scheduler_pb2.WorkerHello, known: Mapping[str, Model
     """A worker's models. known: the wire of models that other devices have. Raises InvalidRequest for an unknown wire,
     one that differs from the other devices', or an impossible KV shape."""
     for m in hello.models:
-        if m.wire not in tuple(ModelWire):
+        wire = int(m.wire)
+        if wire not in tuple(ModelWire):
             raise InvalidRequest(
-                f"{hello.node} registers the model {m.name[:100]!r} with wire = {m.wire}, which this scheduler "
+                f"{hello.node} registers the model {m.name[:100]!r} with wire = {wire}, which this scheduler "
                 "does not know; run the same version of Upbeat on every node",
                 param="wire",
                 code="unsupported_wire",
             )
-        other = known.get(m.name, m.wire)
-        if m.wire != other:
+        other = known.get(m.name, ModelWire(wire))
+        if wire != other:
             raise InvalidRequest(
-                f"{hello.node} serves the model {m.name[:100]!r} with {_ENGINES[m.wire]}, other nodes with "
+                f"{hello.node} serves the model {m.name[:100]!r} with {_ENGINES[ModelWire(wire)]}, other nodes with "
                 f"{_ENGINES[other]}; give it another name there",
                 param="wire",
                 code="unsupported_wire",

@@ -19,6 +19,7 @@ from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.gpus import show_only
 from runtime.registry import as_only, registered
+from runtime.reporter import Reported, Reporter
 from runtime.service import Tasks, arguments, run, serve
 from storelink.link import StoreLink
 from worker.devices.device import choose_device
@@ -28,7 +29,6 @@ from worker.measure.initial_pace import compute_threads, measured_rates
 from worker.memory.device_memory import DeviceMemory
 from worker.service.hosted import Hosted
 from worker.service.metrics import WorkerMetrics
-from worker.service.reporter import Reported, Reporter
 from worker.service.server import WorkerServer
 from worker.serving import ModelImage, Serving, serve_all
 from worker.text.tokenising import Tokenising

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 5.0
 STABLE_S = 30.0
-#: A service that ran for less "ended at once"; importing its libraries takes a few seconds.
+#: A service of ours that ran for less "ended at once"; importing its libraries takes a few seconds.
 AT_ONCE_S = 15.0
 REPEATS = 5
 WRONG_USAGE_STATUS = 2
@@ -31,7 +31,9 @@ class Verdict:
 class RestartPolicy:
     """One service's history. Invariant: FIRST_DELAY_S <= the next delay <= LONGEST_DELAY_S."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once_s: float = AT_ONCE_S) -> None:
+        """at_once_s: a service that ran for less ended at once."""
+        self._at_once_s = at_once_s
         self._next_delay_s = FIRST_DELAY_S
         self._last_error: tuple[int, str] | None = None
         self._repeats = 0
@@ -42,13 +44,13 @@ class RestartPolicy:
         status: `Popen.returncode`, negative for a signal. last_line: of the service's log; its numbers are ignored, as
         times differ. has_served: the stack has been ready before.
         """
-        if status == WRONG_USAGE_STATUS and alive_s < AT_ONCE_S:
+        if status == WRONG_USAGE_STATUS and alive_s < self._at_once_s:
             return Verdict(None, show_log=True)
         if alive_s >= STABLE_S:
             self._next_delay_s = FIRST_DELAY_S
         error = (status, re.sub(r"[0-9]+", "#", last_line))
-        self._repeats = self._repeats + 1 if alive_s < AT_ONCE_S and error == self._last_error else 1
-        self._last_error = error if alive_s < AT_ONCE_S else None
+        self._repeats = self._repeats + 1 if alive_s < self._at_once_s and error == self._last_error else 1
+        self._last_error = error if alive_s < self._at_once_s else None
         hopeless = self._repeats >= REPEATS
         if hopeless and not has_served:
             return Verdict(None, show_log=True)

@@ -1,4 +1,4 @@
-"""Stand-ins for the four services, and a launcher that runs them: what `upbeat up` does is tested with real processes.
+"""Stand-ins for the services, and a launcher that runs them: what `upbeat up` does is tested with real processes.
 
 A stand-in lives as the real services do (`runtime.service`), listens on the ports of its service, and writes what
 happens to it into one journal. How it misbehaves is said by `BEHAVIOUR/NAME.json`: `exit` (status, at once), `drain_s`,
@@ -36,15 +36,17 @@ from storelink.arena_sharing import path_of
 from runtime.service import arguments, run, serve, Tasks
 
 KIND = Path(sys.argv[0]).name.removeprefix("upbeat-")
-config, number, device = arguments(KIND, with_node=KIND in ("kvstore", "worker"), with_device=KIND == "worker")
+OF_DEVICES = ("worker", "sidecar", "vllm-server")
+config, number, device = arguments(KIND, with_node=KIND in ("kvstore", *OF_DEVICES), with_device=KIND in OF_DEVICES)
 NAME = KIND if KIND in ("gateway", "scheduler") else f"{{KIND}}-{{number}}"
-NAME += f"-{{device}}" if KIND == "worker" and config.nodes.devices > 1 else ""
+NAME += f"-{{device}}" if KIND in OF_DEVICES and config.nodes.devices > 1 else ""
 place = Path(os.environ["STAND_IN_PLACE"])
 
 
 def note(event):
     with (place / "journal").open("a") as f:
-        f.write(json.dumps({{"event": event, "name": NAME, "pid": os.getpid(), "omp": os.environ["OMP_NUM_THREADS"],
+        f.write(json.dumps({{"event": event, "name": NAME, "pid": os.getpid(), "omp": os.environ.get("OMP_NUM_THREADS"),
+                             "bind": os.environ.get("VLLM_CPU_OMP_THREADS_BIND"),
                              "foreign": sorted(n for n in os.environ if n.startswith("UPBEAT__"))}}) + "\n")
 
 
@@ -57,7 +59,9 @@ if "exit" in behaviour:
 
 node = config.node(number)
 address = {{"gateway": f"{{config.gateway.host}}:{{config.gateway.port}}", "scheduler": config.scheduler_addresses[0],
-           "kvstore": node.store_listen, "worker": node.devices[device].worker_listen}}[KIND]
+           "kvstore": node.store_listen, "worker": node.devices[device].worker_listen,
+           "sidecar": node.devices[device].worker_listen,
+           "vllm-server": f"127.0.0.1:{{node.devices[device].metrics_port}}"}}[KIND]
 others = [config.scheduler_addresses[0]]
 for n in range(config.nodes.count):
     others += [config.node(n).store_address, *(d.worker_address for d in config.node(n).devices)]
@@ -143,7 +147,7 @@ class UpbeatUp:
         for name in ("config.json", "tokenizer.json"):
             shutil.copyfile(BUNDLED_MODEL / name, self.model / name)
         (self.model / "model.safetensors").write_bytes(b"")
-        for kind in ("gateway", "scheduler", "kvstore", "worker"):
+        for kind in ("gateway", "scheduler", "kvstore", "worker", "sidecar", "vllm-server"):
             program = self.bin / f"upbeat-{kind}"
             program.write_text(_STAND_IN.format(python=sys.executable))
             program.chmod(0o755)

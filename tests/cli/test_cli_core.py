@@ -44,7 +44,7 @@ def test_a_node_of_several_devices_has_a_worker_for_each_and_one_store() -> None
 
 def test_everything_that_is_started_is_stopped_within_thirty_seconds_and_stores_outlive_workers() -> None:
     programs = [program for program, _ in STOP_ORDER]
-    assert set(programs) == {p.program for p in stack_plan(1)}
+    assert set(programs) == {p.program for p in stack_plan(2, vllm=[1])}
     assert programs.index("upbeat-gateway") < programs.index("upbeat-worker") < programs.index("upbeat-kvstore")
     deadlines = [deadline for _, deadline in STOP_ORDER]
     assert deadlines == sorted(deadlines) and deadlines[-1] < 30

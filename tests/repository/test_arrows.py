@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("contracts", "storelink", "runtime", "gateway", "scheduler", "kvstore", "worker", "cli", "loadtest")
+PACKAGES = (
+    "contracts",
+    "storelink",
+    "runtime",
+    "gateway",
+    "scheduler",
+    "kvstore",
+    "worker",
+    "sidecar",
+    "cli",
+    "loadtest",
+)
 #: Everything that is kept small and safe: the services, and what others install.
 SOURCES = (*PACKAGES, "python-sdk/src/upbeat", "vllm-plugin/src/upbeat_vllm")
 #: What a hook of the SDK may import beside Python and the SDK itself: its framework.
@@ -107,7 +118,7 @@ def test_a_circle_is_found() -> None:
 
 
 def test_every_service_has_a_core() -> None:
-    assert {path.parts[len(ROOT.parts)] for path in CORES} >= {"gateway", "scheduler", "kvstore", "worker"}
+    assert {path.parts[len(ROOT.parts)] for path in CORES} >= {"gateway", "scheduler", "kvstore", "worker", "sidecar"}
 
 
 @pytest.mark.parametrize("path", CORES, ids=lambda path: str(path.relative_to(ROOT)))

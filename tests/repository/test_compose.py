@@ -18,19 +18,24 @@ from cli.core.plan import stack_plan
 from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.config_file import load_config
+from runtime.vllm_checks import vllm_nodes
 from scheduler.metrics import metrics_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+EVERY: dict[str, dict[str, Any]] = COMPOSE["services"]
+#: The stack, and what the profile `vllm` adds.
+SERVICES = {name: service for name, service in EVERY.items() if "profiles" not in service}
+OF_VLLM = {name: service for name, service in EVERY.items() if service.get("profiles") == ["vllm"]}
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 IMAGE_SETTINGS = dict(re.findall(r"\b(UPBEAT__\w+)=(\S+)", DOCKERFILE))
 
 
 def environment(service: str, key: str = "a-key-for-tests") -> dict[str, str]:
     """What the container sees, with the operator's key filled in."""
-    said = IMAGE_SETTINGS | SERVICES[service]["environment"]
-    return {name: re.sub(r"\$\{UPBEAT_API_KEY:\?[^}]*\}", key, value) for name, value in said.items()}
+    said = IMAGE_SETTINGS | EVERY[service]["environment"]
+    filled = {name: re.sub(r"\$\{UPBEAT_API_KEY:\?[^}]*\}", key, value) for name, value in said.items()}
+    return {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in filled.items()}
 
 
 def config_of(service: str, monkeypatch: pytest.MonkeyPatch) -> Config:
@@ -41,13 +46,18 @@ def config_of(service: str, monkeypatch: pytest.MonkeyPatch) -> Config:
     return load_config()
 
 
+STACK = stack_plan(2)
+NODE_OF_VLLM = [planned for planned in stack_plan(3, vllm=[2]) if planned.node == 2]
+
+
 def test_it_is_the_stack_that_the_launcher_starts() -> None:
-    assert set(SERVICES) == {planned.name for planned in stack_plan(2)}
+    assert set(SERVICES) == {planned.name for planned in STACK}
+    assert set(OF_VLLM) == {planned.name for planned in NODE_OF_VLLM}
 
 
-@pytest.mark.parametrize("planned", stack_plan(2), ids=lambda planned: planned.name)
+@pytest.mark.parametrize("planned", [*STACK, *NODE_OF_VLLM], ids=lambda planned: planned.name)
 def test_every_command_is_a_program_with_its_own_flags(planned: Any) -> None:
-    program, *flags = SERVICES[planned.name]["command"]
+    program, *flags = EVERY[planned.name]["command"]
     assert program == planned.program
     node = [] if planned.node is None else ["--node", str(planned.node)]
     assert flags == node
@@ -58,7 +68,7 @@ def test_every_command_is_a_program_with_its_own_flags(planned: Any) -> None:
         assert flag in help_text
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", EVERY)
 def test_every_setting_is_one_that_exists_and_is_valid(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name for name in environment(service) if name.startswith("UPBEAT__")]
     assert names
@@ -74,6 +84,27 @@ def test_every_setting_is_one_that_exists_and_is_valid(service: str, monkeypatch
 def test_services_agree_on_every_setting() -> None:
     first = environment("gateway")
     assert all(environment(service) == first for service in SERVICES)
+    node = environment("sidecar-2")
+    assert all(environment(service) == node for service in OF_VLLM)
+    own = {"MODEL", "MODELS", "NODES__COUNT", "NODES__WORKER_HOST", "KV__HBM_GIB", "RUN_DIR"}
+    assert {name for name in first.keys() | node.keys() if first.get(name) != node.get(name)} == {
+        f"UPBEAT__{name}" for name in own
+    }
+
+
+def test_a_node_of_vllm_is_one_more_with_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, node = config_of("gateway", monkeypatch), config_of("sidecar-2", monkeypatch)
+    assert vllm_nodes(node) == [2] and fleet.nodes.count == 2
+    assert fleet.scheduler_addresses == node.scheduler_addresses and fleet.data == node.data
+    places = node.node(2)
+    assert (places.store_address, places.devices[0].worker_address) == ("kvstore-2:8120", "sidecar-2:8121")
+    for service, address in (("kvstore-2", places.store_listen), ("sidecar-2", places.devices[0].worker_listen)):
+        asked = f"grpc://127.0.0.1:{port_of(address)}"
+        assert EVERY[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", asked]
+    mounts = {name: dict(m.split(":")[:2] for m in service["volumes"]) for name, service in OF_VLLM.items()}
+    assert all(mount["data"] == str(node.data) for mount in mounts.values())
+    assert mounts["kvstore-2"]["node-2-arena"] == mounts["vllm-server-2"]["node-2-arena"] == str(node.shm_dir)
+    assert mounts["vllm-server-2"]["node-2-run"] == mounts["sidecar-2"]["node-2-run"] == str(node.run_dir)
 
 
 def test_without_a_key_the_gateway_refuses_to_listen_beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,16 +186,16 @@ def test_a_node_shares_one_arena_and_everybody_who_stores_shares_the_data(monkey
             assert mounts == {"data": str(config.data), f"node-{n}-arena": str(config.shm_dir)}
         volume = COMPOSE["volumes"][f"node-{n}-arena"]["driver_opts"]
         assert (volume["type"], volume["device"]) == ("tmpfs", "tmpfs")
-    assert set(COMPOSE["volumes"]) == {"data", "node-0-arena", "node-1-arena"}
+    assert set(COMPOSE["volumes"]) == {"data", "node-0-arena", "node-1-arena", "node-2-arena", "node-2-run", "models"}
 
 
 def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
-    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway"}
+    assert {name for name, service in EVERY.items() if "ports" in service} == {"gateway"}
     assert all(port.startswith("127.0.0.1:") for port in SERVICES["gateway"]["ports"])
 
 
 def test_a_container_is_given_the_time_that_a_stop_takes() -> None:
-    assert {service["stop_grace_period"] for service in SERVICES.values()} == {"30s"}
+    assert {service["stop_grace_period"] for service in EVERY.values()} == {"30s"}
 
 
 def test_the_image_holds_every_package_and_what_the_services_need() -> None:

@@ -106,7 +106,7 @@ def test_a_documented_python_command_works_outside_an_activated_environment(docu
 def test_programs_print_commands_that_name_their_interpreter() -> None:
     """What is printed is pasted: `pip` and `python` on somebody's path are others than this environment's."""
     bare = re.compile(r"""["'`\s;,](pip install|python3? -m [a-z_.]+)""")
-    for package in ("cli", "worker", "kvstore", "gateway", "scheduler", "runtime", "storelink", "loadtest"):
+    for package in ("cli", "worker", "sidecar", "kvstore", "gateway", "scheduler", "runtime", "storelink", "loadtest"):
         for path in (ROOT / package).rglob("*.py"):
             for number, line in enumerate(path.read_text().splitlines(), start=1):
                 printed = re.search(r"""f?["'].*["']""", line)
@@ -173,6 +173,8 @@ def test_every_program_has_its_entry_point() -> None:
         "upbeat-scheduler",
         "upbeat-kvstore",
         "upbeat-worker",
+        "upbeat-sidecar",
+        "upbeat-vllm-server",
     }
 
 

@@ -69,7 +69,7 @@ def test_models_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -
         ({"a": {"path": "/a", "nodes": []}}, 1, "models.a.nodes", "at least 1"),
         ({"a": {"path": "/a", "min_nodes": 3}}, 2, "models.a.min_nodes = 3", "lower it"),
         ({"a": {"path": "/a", "ttft_s": -1}}, 2, "models.a.ttft_s = -1", "greater"),
-        ({"a": {"path": "/a", "engine": "vllm"}}, 2, "models.a.engine", "native"),
+        ({"a": {"path": "/a", "engine": "sglang"}}, 2, "models.a.engine", "'native' or 'vllm'"),
         ({"a": {}}, 2, "models.a.path", "required"),
         ({"a b": {"path": "/a"}}, 2, "models.a b", "pattern"),
     ],

@@ -120,6 +120,19 @@ def test_chunks_are_offered_with_the_step_that_completes_them_and_told_when_all_
     core.validate()
 
 
+def test_chunks_that_did_not_come_are_offered_when_they_have_been_computed(core: Core) -> None:
+    core.match(turn(), TOKENS, 0, 0.0)
+    core.hear(found(1, 4), 0.1)
+    assert core.match(turn(), TOKENS, 0, 0.1) == (16, False)
+    core.allocated("r", [1, 2, 3, 4, 5], 16)
+    core.scheduled("r", TOKENS, [1, 2, 3, 4, 5], 18, 16)
+    assert not core.take_orders().saves
+    core.scheduled("r", TOKENS, [1, 2, 13, 14, 5], 18, 8)
+    assert core.take_orders().saves == [SaveOrder(2, (13, 14))]
+    core.hear(pb.StoreToWorker(erase=pb.Erase(keys=chunk_keys(SALT, SHAPE, TOKENS[:16])[2:3])), 0.2)
+    assert core.to_evict == {13}, "where it is now"
+
+
 def test_the_session_is_told_of_what_was_computed_of_the_answer_too(core: Core) -> None:
     core.match(turn(), TOKENS, 0, 0.0)
     core.hear(found(1, 0), 0.1)

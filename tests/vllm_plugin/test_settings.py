@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from upbeat_vllm.digests import directory_digest
+from upbeat_vllm.geometry import _changes, why_uncached
 from upbeat_vllm.keys import Item, extras
 from upbeat_vllm.settings import Refused, Settings, check_version
 
@@ -96,3 +98,24 @@ def test_two_images_of_one_size_have_other_keys_and_so_do_two_places_of_one() ->
     assert of(cat)[1] == of(Item("cat", 10, 19))[1], "the tokens of a chunk say how long it is"
     assert of() == {} and of(adapter=b"a") != of(adapter=b"b") and of(adapter=b"a").keys() == {0}
     assert of(Item("cat", 3, 0)).keys() == {0}
+
+
+def test_flags_that_change_the_model_change_what_names_its_kv() -> None:
+    def of(overrides: Any, quantization: str | None) -> str:
+        return _changes(SimpleNamespace(hf_overrides=overrides, quantization=quantization))
+
+    assert of({}, None) == of(None, None) == ""
+    assert len({of({}, None), of({"rope_theta": 1e6}, None), of({"rope_theta": 1e4}, None), of({}, "fp8")}) == 4
+
+
+def test_a_draft_model_or_other_kinds_of_kv_are_not_cached() -> None:
+    full = SimpleNamespace(kv_cache_spec=type("FullAttentionSpec", (), {})())
+    window = SimpleNamespace(kv_cache_spec=type("SlidingWindowSpec", (), {})())
+
+    def of(method: str | None, *groups: SimpleNamespace) -> str:
+        speculative = SimpleNamespace(method=method) if method else None
+        config, kv = SimpleNamespace(speculative_config=speculative), SimpleNamespace(kv_cache_groups=groups)
+        return why_uncached(config, kv)
+
+    assert of(None, full) == of("ngram", full) == ""
+    assert "eagle" in of("eagle", full) and "SlidingWindow" in of(None, window) and "2 groups" in of(None, full, window)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from upbeat_vllm import wire
 from upbeat_vllm.core import Core
 from upbeat_vllm.orders import StepOrders
 from upbeat_vllm.rank_side import RankSide
@@ -61,12 +62,12 @@ class HostBlocks:
 class Engine:
     """A scheduler side and its ranks, driven as vLLM drives a connector."""
 
-    def __init__(self, store: str, blocks: list[HostBlocks]) -> None:
+    def __init__(self, store: str, blocks: list[HostBlocks], in_flight: int = 1) -> None:
         name = str(uuid.uuid4())
         self.blocks = blocks
         self.core = Core(SHAPE, "m", len(blocks))
         self.side = SchedulerSide(self.core, store, name, "vllm-test", 0, LOG)
-        self.ranks = [RankSide(b, LAYERS, name, LOG) for b in blocks]
+        self.ranks = [RankSide(b, LAYERS, name, LOG, in_flight) for b in blocks]
         self.failed: set[int] = set()
         self.reports: Counter[tuple[str, str]] = Counter()
         self.until(lambda: self.core.attached)
@@ -193,6 +194,35 @@ def test_what_one_engine_saved_another_loads_byte_for_byte(stack: Stack, splits:
     assert [content(second.blocks, block) for block in blocks] == expected and not second.failed
     second.until(lambda: not second.core._loads)
     second.close()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_what_a_step_computes_from_blocks_that_did_not_come_is_not_saved(stack: Stack, in_flight: int) -> None:
+    salt, tokens = secrets.token_bytes(32), list(range(100, 100 + 8 * SIZE))
+    engine = Engine(stack.address(0), [HostBlocks(range(LAYERS), 0, 1)], in_flight)
+    saved(engine, tokens[: 5 * SIZE + 3], salt)
+    found, _ = engine.match(turn("second", salt), tokens)
+    assert found == 5 * SIZE
+    blocks, rank = list(range(20, 28)), engine.ranks[0]
+    with engine.side.lock:
+        load = engine.core._requests["second"].load
+        assert load is not None
+        load.near = True
+        engine.core.allocated("second", blocks, found)
+    engine.until(lambda: sum(len(m[2]) for m in rank._early.get(load.load_id, ()) if len(m) > 2) == 5 * LAYERS)
+    with rank._changed:
+        rank._early[load.load_id] = [[wire.END, load.load_id]]
+    engine.step(lambda: engine.core.scheduled("second", tokens, blocks, 7 * SIZE, 5 * SIZE))
+    assert engine.failed == {20, 21, 22, 23, 24}
+    if in_flight == 2:  # scheduled before vLLM has heard of the failure
+        engine.step(lambda: engine.core.scheduled("second", tokens, blocks, 8 * SIZE, 7 * SIZE))
+    engine.until(lambda: not engine.core._saves)
+    assert engine.match(turn("look", salt), [*tokens, 1])[0] == 5 * SIZE, "nothing beyond what was sound"
+    engine.step(lambda: engine.core.scheduled("second", tokens, blocks, 8 * SIZE, 0))
+    engine.until(lambda: not engine.core._saves)
+    names = (f"again-{n}" for n in itertools.count())
+    engine.until(lambda: engine.match(turn(next(names), salt), [*tokens, 1])[0] == 8 * SIZE)
+    engine.close()
 
 
 def test_a_store_that_is_killed_costs_the_blocks_that_had_not_come_and_another_start_is_used(stack: Stack) -> None:

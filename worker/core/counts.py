@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """outstanding_s: seconds of work by priority. pages_free: pages no sequence uses; pages_cached: those of them that
-    hold cached KV. in_flight: request ids."""
+    """See `runtime.reporter.Counts`."""
 
     running: int
     waiting: int

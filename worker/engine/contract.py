@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from contracts.kv import KvShape
-from worker.core.counts import Counts
+from runtime.reporter import ReportedEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +32,12 @@ class Tallies:
     failed: Mapping[str, int] = field(default_factory=dict)
 
 
-class Engine(Protocol):
+class Engine(ReportedEngine, Protocol):
     """One model on one device. Attributes may be read on any thread."""
-
-    #: Name in the API.
-    model_name: str
-    #: Its load, updated about ten times a second.
-    counts: Counts
-    #: Ended requests not yet reported to the scheduler; the reporter removes them.
-    finished: collections.deque[str]
-    #: Called on any thread when the set of requests has changed.
-    on_requests: Callable[[], None]
-
-    @property
-    def shape(self) -> KvShape:
-        """Shape of its KV."""
-        ...
 
     @property
     def idle(self) -> bool:
         """No request is live and all write-back is done."""
-        ...
-
-    @property
-    def stalled_s(self) -> float:
-        """Seconds without progress beyond the expected end of the step (`worker.core.progress`)."""
         ...
 
     def tallies(self) -> Tallies:

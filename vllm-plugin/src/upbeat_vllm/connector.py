@@ -81,7 +81,7 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         name = served[0] if isinstance(served, list) else served or vllm_config.model_config.model
         self._settings = Settings.read(transfer.kv_connector_extra_config, name)
         self._engine_id: str = transfer.engine_id
-        self._why = why_uncached(kv_cache_config)
+        self._why = why_uncached(vllm_config, kv_cache_config)
         self._geometry: Geometry | None = None
         self._scheduler: SchedulerSide | None = None
         self._rank: RankSide | None = None
@@ -94,13 +94,15 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if role == KVConnectorRole.SCHEDULER:
             self._secret = self._settings.read_secret()
             self._salts: dict[str, bytes] = {}
-            self._adapters: dict[str, bytes] = {}
+            #: By the number of the loading, and path. Empty: not known.
+            self._adapters: dict[tuple[int, str], bytes] = {}
             self._turns: dict[str, Turn] = {}
             self._pool: BlockPool | None = None
             self._began: tuple[float, int] | None = None
             core = Core(self._geometry.shape, self._settings.model, self._geometry.ranks)
+            settings, name = self._settings, f"vllm-{self._engine_id[:8]}"
             self._scheduler = SchedulerSide(
-                core, self._settings.store, self._engine_id, f"vllm-{self._engine_id[:8]}", self._settings.device, log
+                core, settings.store, self._engine_id, name, settings.device, log, settings.wake
             )
 
     @property
@@ -171,7 +173,8 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
             if request is None or request_id not in computed:
                 continue
             blocks = state.resolve_block_ids(request_id)[0]
-            core.scheduled(request_id, request.all_token_ids, blocks, computed[request_id] + count)
+            first = computed[request_id]
+            core.scheduled(request_id, request.all_token_ids, blocks, first + count, first)
         return prefill
 
     def on_new_request(self, request: Request) -> None:
@@ -255,17 +258,18 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         )
 
     def _adapter(self, request: Request) -> tuple[bytes, bool]:
-        """The digest of the request's LoRA adapter, and whether it is known: an adapter without files is not cached."""
+        """The digest of the request's LoRA adapter, and whether it is known: an adapter without files, or whose files
+        are not those any more that vLLM has loaded, is not cached. vLLM numbers each loading anew."""
         lora = request.lora_request
         if lora is None:
             return b"", True
-        found = self._adapters.get(lora.lora_path)
-        if found is None:
-            try:
-                found = directory_digest(Path(lora.lora_path), self._settings.cache)
-            except OSError:
-                found = b""
-            self._adapters[lora.lora_path] = found
+        try:
+            found = directory_digest(Path(lora.lora_path), self._settings.cache)
+        except OSError:
+            found = b""
+        loaded = self._adapters.setdefault((lora.lora_int_id, lora.lora_path), found)
+        if lora.load_inplace or found != loaded:
+            self._adapters[lora.lora_int_id, lora.lora_path] = found = b""
         return found, bool(found)
 
     # ---- rank side ---------------------------------------------------------------------------------------------
@@ -274,7 +278,9 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if self._geometry is None:
             return
         blocks = TorchBlocks(kv_caches, self._geometry, get_tp_group().rank_in_group)
-        self._rank = RankSide(blocks, self._geometry.shape.layers, self._engine_id, log)
+        # With asynchronous scheduling one step more than there are stages.
+        in_flight = self._vllm_config.parallel_config.pipeline_parallel_size + 1
+        self._rank = RankSide(blocks, self._geometry.shape.layers, self._engine_id, log, in_flight)
 
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()

@@ -148,14 +148,18 @@ class Core:
         self._loads.pop(load.load_id, None)
         self.to_store.append(pb.WorkerToStore(cancel=pb.LoadCancel(load_id=load.load_id)))
 
-    def scheduled(self, request_id: str, tokens: Sequence[int], blocks: Sequence[int], computed: int) -> None:
-        """The coming step computes the request's KV up to token `computed`; `blocks`: all that it has. Offers the
-        chunks that are complete with it."""
+    def scheduled(
+        self, request_id: str, tokens: Sequence[int], blocks: Sequence[int], computed: int, first: int | None = None
+    ) -> None:
+        """The coming step computes the request's KV from token `first` (None: where it was) up to token `computed`;
+        `blocks`: all that it has. Offers the chunks that are complete with it."""
         request = self._requests.get(request_id)
         if request is None or not request.turn.cacheable or request.erased:
             return
         size = self.shape.chunk_tokens
         request.blocks = list(blocks)
+        if first is not None:  # less than before: blocks that did not come are computed, perhaps in other blocks
+            request.saved, request.noted = min(request.saved, first // size), min(request.noted, first // size)
         request.computed = max(request.computed, min(computed, len(tokens)))
         full = min(request.computed // size, len(blocks))
         known, extras = request.keys, request.turn.extras

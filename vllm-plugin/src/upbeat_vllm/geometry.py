@@ -6,9 +6,12 @@ all of that is in the fingerprint, so that only engines of one order share KV.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
 
 from contracts.kv import KvShape, fingerprint
 from upbeat_vllm.digests import directory_digest
@@ -17,6 +20,9 @@ from upbeat_vllm.settings import Refused, Settings
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+_DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,12 @@ class Geometry:
     ranks: int
 
 
-def why_uncached(kv: KVCacheConfig) -> str:
+def why_uncached(config: VllmConfig, kv: KVCacheConfig) -> str:
     """Why this model's KV is not cached; empty: it is."""
     groups = kv.kv_cache_groups
+    draft = config.speculative_config
+    if draft is not None and draft.method not in _DRAFTS_WITHOUT_KV:
+        return f"speculative decoding by {draft.method} has KV of its own"
     if len(groups) != 1:
         return f"it has {len(groups)} groups of KV (sliding windows or recurrent layers beside full attention)"
     spec = groups[0].kv_cache_spec
@@ -52,6 +61,8 @@ def geometry(config: VllmConfig, kv: KVCacheConfig, settings: Settings, version:
     layers = int(model.hf_text_config.num_hidden_layers)
     dtype = str(spec.dtype).removeprefix("torch.")
     layout = f"vllm/{'.'.join(version.split('.')[:2])}/{_backend(config, spec)}/{kv.kv_cache_layout or ''}"
+    if changed := _changes(model):
+        layout += f"/{changed}"
     found = fingerprint(
         _digest(model, settings),
         dtype=f"{dtype}/{config.cache_config.cache_dtype}",
@@ -68,6 +79,14 @@ def geometry(config: VllmConfig, kv: KVCacheConfig, settings: Settings, version:
         piece_bytes=int(spec.page_size_bytes) * parts,
     )
     return Geometry(shape, parts, replicas, parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+
+
+def _changes(model: Any) -> str:
+    """What flags change in the model that its files describe."""
+    parts = {"overrides": model.hf_overrides or None, "quantization": model.quantization}
+    if not any(parts.values()):
+        return ""
+    return blake3(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _backend(config: VllmConfig, spec: Any) -> str:

@@ -5,7 +5,7 @@ the orders of each step and waits where it must: before a layer that a load of t
 overwritten out of which a save is still copied. Nothing is decided here.
 
 Invariants: a load touches no block after it is closed; a save's blocks are read only between its step and the moment
-when its copies are reported.
+when its copies are reported; what a step computed from blocks that did not come is not saved.
 """
 
 from __future__ import annotations
@@ -81,9 +81,13 @@ class _Save:
 class RankSide:
     """See the module."""
 
-    def __init__(self, blocks: Blocks, chunk_layers: int, engine_id: str, log: Log) -> None:
-        """chunk_layers: layers of the whole model."""
+    def __init__(self, blocks: Blocks, chunk_layers: int, engine_id: str, log: Log, in_flight: int = 1) -> None:
+        """chunk_layers: layers of the whole model. in_flight: steps that vLLM schedules before it hears of the first
+        one's failed loads."""
         self._blocks, self._layers, self._log = blocks, chunk_layers, log
+        self._in_flight = in_flight
+        #: So many steps' results are not saved: they were, or may have been, computed from blocks that did not come.
+        self._unsound_steps = 0
         self._address = wire.address(engine_id)
         self._changed = threading.Condition()
         self._loads: dict[int, _Load] = {}
@@ -162,8 +166,12 @@ class RankSide:
             self._sync = []
             for order in orders.saves:
                 if (save := self._saves.get(order.save_id)) is not None:
+                    if self._unsound_steps:
+                        self._end_save(order.save_id, [])
+                        continue
                     save.computed = True
                     self._try_save(order.save_id, save)
+            self._unsound_steps = max(self._unsound_steps - 1, 0)
 
     def results(self) -> tuple[set[str], set[str], set[int]]:
         """Requests whose blocks are free now, requests whose load has ended, and blocks that did not come."""
@@ -201,6 +209,8 @@ class RankSide:
         for chunk, block in enumerate(order.blocks):
             if block >= 0 and any((chunk, layer) not in load.here for layer in self._blocks.layers):
                 self._failed.add(block)
+                if order.sync:
+                    self._unsound_steps = self._in_flight
         if not order.sync:
             self._received.add(order.request_id)
         seconds = max(time.monotonic() - load.first_s, 0.0) if load.first_s else 0.0

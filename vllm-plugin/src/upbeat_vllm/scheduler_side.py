@@ -2,6 +2,9 @@
 engine's thread calls the core. A lock keeps them apart; nobody waits while holding it.
 
 Pieces, ends and grants go to the ranks as they come, without waiting for a step of the engine.
+
+An engine without requests sleeps, and evicts nothing that was erased. Where a sidecar listens, it is asked to send the
+engine a request (`wake`), again and again until vLLM's cache has forgotten what it must.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from contracts.v1 import common_pb2
@@ -22,6 +26,9 @@ from storelink.link import StoreLink
 from storelink.log import Log
 from upbeat_vllm import wire
 from upbeat_vllm.core import Core
+
+#: Seconds until an erasure counts as waiting for an idle engine, and between two requests for a step.
+_WAKE_AFTER_S, _WAKE_AGAIN_S = 0.2, 1.0
 
 
 class _Rank:
@@ -41,7 +48,11 @@ class _Rank:
 class SchedulerSide:
     """See the module. `core` is used under `lock`."""
 
-    def __init__(self, core: Core, store: str, engine_id: str, name: str, device: int, log: Log) -> None:
+    def __init__(
+        self, core: Core, store: str, engine_id: str, name: str, device: int, log: Log, wake: Path | None = None
+    ) -> None:
+        """wake: see `Settings`."""
+        self._wake, self._wakes = wake, False
         self.core, self.lock, self._log = core, threading.RLock(), log
         self._store, self._name, self._device = store, name, device
         self._ranks: list[_Rank] = []
@@ -114,6 +125,19 @@ class SchedulerSide:
             else:
                 self.core.hear(message, time.monotonic())
             self.flush()
+            if self.core.to_evict and not self._wakes and self._wake is not None and self._loop is not None:
+                self._wakes = True
+                self._loop.call_later(_WAKE_AFTER_S, self._ask_for_a_step)
+
+    def _ask_for_a_step(self) -> None:
+        with self.lock:
+            self._wakes = bool(self.core.to_evict)
+        if not self._wakes or self._closing or self._wake is None or self._loop is None:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.setblocking(False)
+            s.sendto(b"1", str(self._wake))
+        self._loop.call_later(_WAKE_AGAIN_S, self._ask_for_a_step)
 
     def _answer(self, query: pb.HbmQuery) -> None:
         tokens = self.core.cached_tokens(query.keys)

@@ -23,7 +23,7 @@ class Refused(ValueError):
 class Settings:
     """store: host:port of this node's store. secret: file of the cluster secret, the same on every node. model: its
     name in Upbeat. device: this server's number on the node. digest: of the weights, in hex, where it should not be
-    computed from files."""
+    computed from files. wake: socket of the node's sidecar, which makes an idle engine step; None: there is none."""
 
     store: str
     secret: Path
@@ -32,11 +32,12 @@ class Settings:
     tenant: str = DEFAULT_TENANT
     digest: str = ""
     cache: Path = Path.home() / ".cache" / "upbeat"
+    wake: Path | None = None
 
     @classmethod
     def read(cls, said: Mapping[str, Any], model: str) -> Settings:
         """From the extra configuration. Raises Refused naming the key."""
-        unknown = set(said) - {"store", "secret", "model", "device", "tenant", "digest", "cache"}
+        unknown = set(said) - {"store", "secret", "model", "device", "tenant", "digest", "cache", "wake"}
         if unknown:
             raise Refused(
                 f"kv_connector_extra_config.{sorted(unknown)[0]} is unknown; `upbeat vllm-config` prints what works"
@@ -55,6 +56,9 @@ class Settings:
         if digest and not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise Refused("kv_connector_extra_config.digest must be 64 hexadecimal digits, or left out")
         cache = Path(str(said["cache"])) if said.get("cache") else cls.cache
+        wake = said.get("wake")
+        if wake is not None and not (isinstance(wake, str) and wake.startswith("/")):
+            raise Refused("kv_connector_extra_config.wake must be the path of the sidecar's socket, or left out")
         return cls(
             store,
             Path(secret),
@@ -63,6 +67,7 @@ class Settings:
             str(said.get("tenant") or DEFAULT_TENANT),
             digest,
             cache,
+            Path(wake) if wake else None,
         )
 
     def read_secret(self) -> bytes:

@@ -25,8 +25,8 @@ class TorchBlocks:
         by_number = sorted((extract_layer_index(name), tensor) for name, tensor in caches.items())
         numbers = [number for number, _ in by_number]
         self.layers = range(numbers[0], numbers[0] + len(numbers))
-        if numbers != list(self.layers):
-            raise Refused(f"layers {numbers} of this rank are not neighbours")
+        if numbers != list(self.layers) or self.layers.stop > geometry.shape.layers:
+            raise Refused(f"layers {numbers} of this rank are not neighbours among {geometry.shape.layers}")
         self.share_bytes = geometry.shape.piece_bytes // geometry.parts
         self.share_at = tp_rank // geometry.replicas * self.share_bytes
         self.saves = tp_rank % geometry.replicas == 0

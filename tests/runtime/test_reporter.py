@@ -1,4 +1,4 @@
-"""What schedulers are told by a worker: all of them, at once when its requests change, seldom when nothing happens."""
+"""What schedulers are told of a device: all of them, at once when its requests change, seldom when nothing happens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 
 from contracts.context import ContextBound
 from contracts.kv import KvShape
+from contracts.models import ModelWire
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from runtime import rpc
+from runtime.reporter import Reported, Reporter
 from worker.core.counts import Counts
-from worker.service.reporter import Reported, Reporter
 
 
 class Listener(SchedulerServicer):
@@ -191,3 +192,22 @@ async def test_a_model_is_reported_by_name_and_in_bytes(world: tuple[PlayedEngin
     )
     assert (load.hbm_pages_total, load.hbm_pages_free, load.hbm_pages_cached) == (8, 5, 4)
     assert dict(of_model.outstanding_by_priority) == {0: 1.5, 2: 0.5}
+
+
+def test_a_model_with_http_of_its_own_says_so_and_is_loading_while_its_server_is_down() -> None:
+    up, draining = [False], [False]
+    reported = Reported(PlayedEngine(), ContextBound(100), 0, kind="vllm", wire=ModelWire.HTTP, active=lambda: up[0])
+    reporter = Reporter(
+        [reported], schedulers=["a:1"], node="node-0", address="a:2", rates={}, draining=lambda: draining[0]
+    )
+
+    def states() -> list[Any]:
+        return [reporter.hello(1).models[0].state, reporter.load(1, reporter.links[0]).models[0].state]
+
+    model = reporter.hello(1).models[0]
+    assert (model.engine, model.wire) == ("vllm", pb.MODEL_WIRE_HTTP)
+    assert states() == [pb.MODEL_STATE_LOADING] * 2
+    up[0] = True
+    assert states() == [pb.MODEL_STATE_ACTIVE] * 2
+    draining[0] = True
+    assert states() == [pb.MODEL_STATE_DRAINING] * 2

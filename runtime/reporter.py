@@ -1,4 +1,5 @@
-"""The worker's streams of reports, one to each scheduler, reopened forever when they break.
+"""A device's streams of reports, one to each scheduler, reopened forever when they break: for whatever runs its models,
+a worker of ours or the sidecar of a vLLM server.
 
 A report is sent when the set of requests changes, but no sooner after the last one than the scheduler allows; otherwise
 a few times a second while requests run, and every second as a heartbeat.
@@ -10,41 +11,97 @@ import asyncio
 import collections
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from contracts.context import ContextBound
 from contracts.convert import shape_to_wire
+from contracts.kv import KvShape
+from contracts.models import ModelState, ModelWire
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
-from worker.core.counts import Counts
-from worker.engine.contract import Engine
 
-log = telemetry.logger("worker.service.reporter")
+log = telemetry.logger("runtime.reporter")
 #: Seconds between reports: minimum, until the scheduler sets another; maximum while requests run; maximum when idle.
 LEAST_S, BUSY_S, IDLE_S = 0.1, 0.25, 1.0
 RETRY_S = 0.1
 METRICS_EVERY_S = 1.0
 
 
+class Counts(Protocol):
+    """An engine's load now. outstanding_s: seconds of work by priority. pages_free: pages no sequence uses;
+    pages_cached: those of them that hold cached KV. in_flight: request ids. request_s, prefill_token_s: 0: not known.
+    """
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def outstanding_tokens(self) -> float: ...
+    @property
+    def outstanding_s(self) -> Mapping[int, float]: ...
+    @property
+    def request_s(self) -> float: ...
+    @property
+    def prefill_token_s(self) -> float: ...
+    @property
+    def pages_total(self) -> int: ...
+    @property
+    def pages_free(self) -> int: ...
+    @property
+    def pages_cached(self) -> int: ...
+    @property
+    def in_flight(self) -> Sequence[str]: ...
+
+
+class ReportedEngine(Protocol):
+    """What a reporter needs of one model on one device. Attributes may be read on any thread."""
+
+    #: Name in the API.
+    model_name: str
+    #: Ended requests not yet reported to the scheduler; the reporter removes them.
+    finished: collections.deque[str]
+    #: Called on any thread when the set of requests has changed.
+    on_requests: Callable[[], None]
+
+    @property
+    def counts(self) -> Counts:
+        """Its load, at most about a tenth of a second old."""
+        ...
+
+    @property
+    def shape(self) -> KvShape:
+        """Shape of its KV."""
+        ...
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds without progress beyond the time when some was due."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A model as reported. weight_bytes: on the device. ttft_s, tpot_s: its service targets; 0: none."""
+    """A model as reported. weight_bytes: on the device. ttft_s, tpot_s: its service targets; 0: none. wire: how
+    requests reach it. active: whether it takes requests; else it counts as loading."""
 
-    engine: Engine
+    engine: ReportedEngine
     bound: ContextBound
     created_s: int
     weight_bytes: int = 0
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     kind: str = "native"
+    wire: ModelWire = ModelWire.FRAMES
+    active: Callable[[], bool] = lambda: True
 
 
 class Reporter:
-    """Reports to the schedulers which models this worker serves, its load, and which requests have ended."""
+    """Reports to the schedulers which models a device serves, its load, and which requests have ended."""
 
     def __init__(
         self,
@@ -87,7 +144,7 @@ class Reporter:
             link.changed.set()
 
     def hello(self, connection: int) -> scheduler_pb2.WorkerHello:
-        """The first message of a stream: identity and models of this worker."""
+        """The first message of a stream: identity and models."""
         return scheduler_pb2.WorkerHello(
             node=self.node,
             address=self.address,
@@ -108,22 +165,24 @@ class Reporter:
             created_s=model.created_s,
             longest_token_bytes=model.bound.longest_token_bytes,
             message_token_bytes=model.bound.message_token_bytes,
-            state=self._state,
+            state=self._state(model),
             weight_bytes=model.weight_bytes,
             ttft_slo_s=model.ttft_s,
             tpot_slo_s=model.tpot_s,
             engine=model.kind,
+            wire=model.wire.value,  # type: ignore[arg-type]
         )
 
-    @property
-    def _state(self) -> scheduler_pb2.ModelState:
-        return scheduler_pb2.MODEL_STATE_DRAINING if self.draining() else scheduler_pb2.MODEL_STATE_ACTIVE
+    def _state(self, model: Reported) -> Any:
+        if self.draining():
+            return ModelState.DRAINING.value
+        return (ModelState.ACTIVE if model.active() else ModelState.LOADING).value
 
-    def _model_load(self, engine: Engine, counts: Counts) -> scheduler_pb2.ModelLoad:
-        page_bytes = engine.shape.piece_bytes
+    def _model_load(self, model: Reported, counts: Counts) -> scheduler_pb2.ModelLoad:
+        page_bytes = model.engine.shape.piece_bytes
         return scheduler_pb2.ModelLoad(
-            model=engine.model_name,
-            state=self._state,
+            model=model.engine.model_name,
+            state=self._state(model),
             running=counts.running,
             waiting=counts.waiting,
             outstanding_tokens=counts.outstanding_tokens,
@@ -164,7 +223,7 @@ class Reporter:
             number=number,
             draining=self.draining(),
             stalled_s=max(engine.stalled_s for engine in engines),
-            models=[self._model_load(engine, counts) for engine, counts in zip(engines, each_counts, strict=True)],
+            models=[self._model_load(model, counts) for model, counts in zip(self._models, each_counts, strict=True)],
             device_bytes_free=self._free_bytes(),
         )
 

@@ -1,0 +1,172 @@
+"""`upbeat join`: makes a vLLM server that somebody started a node of a running fleet, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.core.plan import joining_plan
+from cli.options import whole_option
+from cli.settings import Flags, join_run_dir, layout, make_directories
+from contracts.errors import ConfigError
+from runtime.config import Config
+from runtime.config_file import changed, dump_config, said_config, with_hashed_keys
+
+_ASK_S = 10.0
+_POLL_S = 0.5
+#: What `upbeat join` says of a server that has no connector.
+NO_CONNECTOR = (
+    "this server has no connector: no session's KV is kept beyond its own memory, and erasing a session does not reach "
+    "it. Start it again with the flags that `upbeat vllm-config --node {node}` prints"
+)
+
+
+def join(
+    vllm: Annotated[str, typer.Option("--vllm", metavar="URL", help="The vLLM server, such as http://127.0.0.1:8000.")],
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="The fleet's schedulers, separated by commas.  [default: as configured]"
+        ),
+    ] = None,
+    node: Annotated[
+        int | None, whole_option("This node's number in the fleet.  [default: one more than are configured]")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name in the API.  [default: the server's first]")
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option(metavar="NAME", help="The environment variable that holds the server's API key.")
+    ] = "",
+    no_store: Annotated[bool, typer.Option("--no-store", help="The node's store runs already.")] = False,
+    data: Annotated[Path | None, typer.Option(help="A directory with the fleet's `secret`.  [default: data]")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
+    port: Annotated[int | None, whole_option("The gateway's port, from which the nodes' ports follow.")] = None,
+    dram_gib: Annotated[float | None, typer.Option(help="As for `upbeat up`.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Logs, locks, sockets.  [default: .cache/run-join-N]")] = None,
+    bin_dir: Annotated[Path | None, typer.Option(hidden=True, help="Where the services' programs are.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, an object a line.")] = False,
+) -> int:
+    """Make a running vLLM server a node of a fleet, until Ctrl-C. Start it with the flags of `upbeat vllm-config`."""
+    from cli import machine
+    from cli.display import Display
+    from cli.supervisor import Run, Supervisor
+    from cli.up import check_programs
+
+    count = said_config(config).nodes.count
+    number = count if node is None else node
+    if number < 0:
+        raise ConfigError(f"--node {number} is out of range; give a number from 0")
+    flags = Flags(
+        nodes=max(count, number + 1),
+        data=data,
+        config=config,
+        port=port,
+        dram_gib=dram_gib,
+        run_dir=join_run_dir(config, run_dir, number),
+    )
+    resolved = settings(layout(flags), vllm, scheduler, model, api_key_env)
+    if not (resolved.data / "secret").is_file():
+        raise ConfigError(
+            f"--data {resolved.data} has no file `secret`; give the fleet's data directory, or copy its `secret` "
+            "there: without it, this node could read nothing that others have stored"
+        )
+    plan, programs = joining_plan(number, store=not no_store), bin_dir or Path(sys.executable).parent
+    check_programs(programs, plan)
+    make_directories(resolved, flags)
+    display = Display(as_json=as_json)
+    lock = machine.take_lock(resolved.run_dir / "lock", "--run-dir", vllm, display.line)
+    if not no_store:
+        machine.remove_arenas(resolved)
+        machine.check_ports(resolved, machine.ports_of_node(resolved, number))
+    if not api_key_env:
+        display.line(
+            f"warning: {vllm} has no API key as far as is said (--api-key-env): whoever reaches it can use every "
+            "tenant's sessions",
+            "yellow",
+        )
+    written = resolved.run_dir / "config.yaml"
+    written.touch(mode=0o600)
+    written.chmod(0o600)
+    written.write_text(dump_config(with_hashed_keys(resolved)))
+
+    def announce(took_s: float) -> None:
+        told = ", ".join(resolved.scheduler_addresses)
+        display.line(
+            f"node-{number} serves {resolved.served_model} from {vllm} and reports to {told} (ready in {took_s:.1f} s; "
+            f"logs: {resolved.run_dir}/logs; stop: Ctrl-C)",
+            "green",
+        )
+        if resolved.kv.cache and not _has_connector(resolved, number):
+            display.line(f"warning: {NO_CONNECTOR.format(node=number)}", "yellow")
+
+    run = Run(plan, lambda: _ready(resolved, number, store=not no_store), announce)
+    return asyncio.run(Supervisor(resolved, programs, display, [lock.fileno()], run).run())
+
+
+def settings(config: Config, url: str, scheduler: str | None, model: str | None, api_key_env: str) -> Config:
+    """`config` for a node of the server at `url`. Asks the server for its model, unless `model` names it. Raises
+    ConfigError."""
+    over: dict[str, Any] = {"vllm": {"server": url.rstrip("/"), "api_key_env": api_key_env}}
+    if scheduler is not None:
+        over["scheduler"] = {"addresses": [part.strip() for part in scheduler.split(",")], "count": 1}
+    checked = changed(config, over)
+    key = os.environ.get(api_key_env, "") if api_key_env else ""
+    if api_key_env and not key:
+        raise ConfigError(f"--api-key-env {api_key_env}: this variable is not set; set it to the server's API key")
+    name, root = (model, model) if model is not None else served_by(checked.vllm.server, key)
+    known = config.models.get(name)
+    entry = {"path": root} if known is None else known.model_dump()
+    return changed(config, over | {"models": {name: entry | {"engine": "vllm", "nodes": None, "min_nodes": 0}}})
+
+
+def served_by(url: str, key: str) -> tuple[str, str]:
+    """(name, directory or repository) of the first model that the server has. Raises ConfigError."""
+    request = urllib.request.Request(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"} if key else {})
+    # No proxy of the environment: the server is on this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_ASK_S) as answer:
+            first = json.loads(answer.read(1 << 20))["data"][0]
+            return str(first["id"]), str(first.get("root") or first["id"])
+    except urllib.error.HTTPError as e:
+        remedy = "set --api-key-env to the variable that holds its API key" if e.code == 401 else "is it a vLLM server?"
+        raise ConfigError(f"--vllm {url}: GET /v1/models answered {e.code}; {remedy}") from None
+    except (OSError, ValueError) as e:
+        reason = getattr(e, "reason", e)
+        raise ConfigError(f"--vllm {url}: it cannot be asked ({reason}); start the server, or give --model") from None
+    except (KeyError, IndexError, TypeError):
+        raise ConfigError(f"--vllm {url}: GET /v1/models names no model; is it a vLLM server?") from None
+
+
+async def _ready(config: Config, node: int, *, store: bool) -> tuple[int, str]:
+    """200 when the node's processes are well; else 503 and which is not."""
+    from cli.probe import healthy
+
+    places = config.node(node)
+    asked = {"sidecar": places.devices[0].worker_address} | ({"store": places.store_address} if store else {})
+    for name, address in asked.items():
+        if await asyncio.to_thread(healthy, f"grpc://{address}", 2.0):
+            await asyncio.sleep(_POLL_S)
+            waits = "the vLLM server does not serve yet" if name == "sidecar" else "its store does not answer yet"
+            return 503, waits
+    return 200, ""
+
+
+def _has_connector(config: Config, node: int) -> bool:
+    """As the sidecar found; true where it cannot be asked."""
+    device = config.node(node).devices[0]
+    host = device.worker_address.rpartition(":")[0]
+    try:
+        with urllib.request.urlopen(f"http://{host}:{device.metrics_port}/metrics", timeout=_ASK_S) as answer:
+            return b"upbeat_sidecar_connector 0.0" not in answer.read()
+    except OSError:
+        return True

@@ -1,0 +1,1 @@
+"""Decisions of the sidecar: pure, synchronous, no HTTP."""
