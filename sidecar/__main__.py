@@ -28,6 +28,7 @@ from runtime.registry import registered
 from runtime.reporter import Reported, Reporter
 from runtime.service import Tasks, arguments, run, serve
 from runtime.vllm_checks import model_of
+from runtime.vllm_device import served_dtype
 from runtime.vllm_places import VllmPlaces, make_private, new_key, server_url, vllm_places
 from sidecar.client import VllmClient
 from sidecar.core.flights import Flights
@@ -120,7 +121,7 @@ class SidecarProcess:
         await self.reporter.run()
 
     def _shape(self, model_config: dict[str, Any] | None) -> KvShape:
-        dtype = self.config.worker.dtype if self.entry.dtype == "auto" else self.entry.dtype
+        dtype = served_dtype(self.config, self.entry)
         return kv_shape(model_config, self.model, self.config.kv.chunk_tokens, dtype)
 
     def _reporter(self, facts: Facts) -> Reporter:

@@ -9,6 +9,9 @@ from contracts.kv import KvShape
 from sidecar.core.flights import Flight, Flights, Load
 from sidecar.watching import Watching
 
+#: Ended requests that wait for a scheduler to be told; as many as a link of the reporter keeps.
+_MOST_FINISHED = 100_000
+
 
 class ServedModel:
     """See the module. Used on the event loop only."""
@@ -17,7 +20,7 @@ class ServedModel:
         #: shape: sizes of its KV (`sidecar.core.shape`).
         self.model_name, self.shape = name, shape
         self._flights, self._watching = flights, watching
-        self.finished: collections.deque[str] = collections.deque()
+        self.finished: collections.deque[str] = collections.deque(maxlen=_MOST_FINISHED)
         self.on_requests: Callable[[], None] = lambda: None
 
     @property

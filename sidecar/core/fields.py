@@ -35,14 +35,18 @@ class Asked:
 
 
 def check(path: str, routes: dict[str, Route], asked: Asked, several_tenants: bool) -> Route:
-    """The route of a request. Raises NotFound for a path that is not served, InvalidRequest for an id that no header
-    can carry, and for a route on which tenants cannot be kept apart. several_tenants: the deployment has more than one.
-    """
+    """The route of a request. several_tenants: the deployment has more than one. Raises NotFound for a path that is
+    never passed, InvalidRequest for a route that the server does not have, for an id that no header can carry, and for
+    a route on which tenants cannot be kept apart."""
     if path not in PATHS:
         raise NotFound(f"{path[:100]!r} is not passed to a vLLM server; it is one of {', '.join(PATHS)}")
     route = routes.get(path)
     if route is None:
-        raise NotFound(f"this model's vLLM server has no POST {path}", code="unsupported_operation")
+        raise InvalidRequest(
+            f"this model's vLLM server has no POST {path}; ask a model that has it",
+            param="model",
+            code="unsupported_operation",
+        )
     if not _REQUEST_ID.fullmatch(asked.request_id):
         raise InvalidRequest(f"request_id must match {_REQUEST_ID.pattern}", param="request_id")
     if route.computes and not route.cache_salt and several_tenants:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 #: Paths, all POST. True: the model computes the prompt, so its KV is cached.
@@ -21,8 +22,8 @@ PATHS: Mapping[str, bool] = {
     "/tokenize": False,
     "/detokenize": False,
 }
-#: How deep a description is followed; vLLM's own are three deep.
-_DEEPEST = 16
+#: How deep a description is followed, and how many forms of a body are looked at; vLLM's own are three deep, and two.
+_DEEPEST, _MOST_FORMS = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ def routes_of(description: Any) -> dict[str, Route]:
             continue
         content = _mapping(_mapping(post.get("requestBody")).get("content"))
         schema = _mapping(content.get("application/json")).get("schema")
-        forms = list(_forms(description, schema, _DEEPEST))
-        fields = {name: bool(forms) and all(name in form for form in forms) for name in _FIELDS}
+        forms = list(islice(_forms(description, schema, _DEEPEST), _MOST_FORMS + 1))
+        readable = 0 < len(forms) <= _MOST_FORMS
+        fields = {name: readable and all(name in form for form in forms) for name in _FIELDS}
         found[path] = Route(computes, **fields)
     return found
 
@@ -77,7 +79,7 @@ def _forms(description: Any, schema: Any, depth: int) -> Iterator[set[str]]:
     found = set(_mapping(schema.get("properties")))
     parts = schema.get("allOf")
     for part in parts if isinstance(parts, list) else ():
-        found.update(*_forms(description, part, depth - 1))
+        found.update(*islice(_forms(description, part, depth - 1), _MOST_FORMS))
     yield found
 
 

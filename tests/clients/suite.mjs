@@ -15,7 +15,7 @@ const schema = {
   required: ["colour", "count"],
   additionalProperties: false,
 };
-const tool = { type: "function", function: { name: "pick", parameters: schema } };
+const tool = { type: "function", function: { name: "pick", parameters: schema, strict: true } };
 const fails = async (work, kind, status, check = () => {}) => {
   const error = await work().then(() => assert.fail("it did not fail"), (e) => e);
   assert.ok(error instanceof kind, `${error.constructor.name}: ${error.message}`);

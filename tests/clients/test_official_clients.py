@@ -40,7 +40,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["colour", "count"],
     "additionalProperties": False,
 }
-TOOL: Any = {"type": "function", "function": {"name": "pick", "parameters": SCHEMA}}
+TOOL: Any = {"type": "function", "function": {"name": "pick", "parameters": SCHEMA, "strict": True}}
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ __all__ = [
     "whole",
 ]
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 TEXT = ASKED[0]["content"]
 
 
@@ -64,7 +65,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = {
         "gateway": {"api_keys": KEYS, "max_advisories_per_s": 1},
         "models": {"upbeat-demo": {"path": str(MODEL), "engine": "vllm", "dtype": "float32"}},
-        "vllm": {"args": ["--enforce-eager", "--max-model-len", "4096"]},
+        "vllm": {"args": ["--enforce-eager", "--max-model-len", "4096", *TOOLS]},
     }
     where = tmp_path_factory.mktemp("vllm-stack")
     with Stack(nodes=1, directory=where, hbm_gib=1.0, dram_gib=0.25, settings=settings, ready_s=300) as stack:
@@ -90,7 +91,7 @@ def test_a_response_that_a_later_one_could_name_is_refused_by_name(client: Clien
 
 def test_anthropics_client_asks_and_streams(url: str, client: Client) -> None:
     claude = anthropic.Anthropic(base_url=url, auth_token=KEY, api_key=None, max_retries=0, timeout=60.0)
-    given: Any = {"model": client.model, "messages": ASKED, "temperature": 0, "max_tokens": 24}
+    given: Any = {"model": client.model, "messages": ASKED, "max_tokens": 24, "extra_body": {"temperature": 0}}
     message = claude.messages.create(**given)
     (block,) = message.content
     assert block.type == "text" and "K4417" in block.text and message.usage.output_tokens > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import signal
 import stat
 import subprocess
@@ -20,9 +21,10 @@ import pytest
 from runtime.config import Config
 from runtime.config_file import dump_config, load_config
 from runtime.sections import GIB
+from runtime.vllm_device import is_cpu_build, served_dtype
 from runtime.vllm_places import vllm_places
 from sidecar.core.command import Served, command, environment
-from sidecar.vllm_server import is_cpu_build, served
+from sidecar.vllm_server import served
 
 PROGRAM = Path(__file__).with_name("vllm_program.py")
 LIMIT_S = 60.0
@@ -253,8 +255,10 @@ def test_kv_gets_what_the_weights_leave_of_the_devices_memory(launched: Launched
     assert served(config, 0, 0, on_cpu=True).kv_bytes == GIB - (1 << 20)
     assert served(config, 0, 0, on_cpu=False).kv_bytes is None
     (launched.folder / "model" / "config.json").write_text('{"torch_dtype": "bfloat16"}')
-    wide = config.model_copy(update={"worker": config.worker.model_copy(update={"dtype": "float32"})})
-    assert served(wide, 0, 0, on_cpu=True).kv_bytes == GIB - (2 << 20), "weights are widened as they are loaded"
+    for dtype, factor in (("float32", 2), ("bfloat16", 1)):
+        worker = config.worker.model_copy(update={"dtype": dtype})
+        found = served(config.model_copy(update={"worker": worker}), 0, 0, on_cpu=True).kv_bytes
+        assert found == GIB - factor * (1 << 20), "weights may be widened as they are loaded"
 
 
 def test_without_a_cache_a_server_has_no_connector(launched: Launched) -> None:
@@ -274,3 +278,16 @@ def test_vllms_build_for_the_cpu_is_recognised(launched: Launched) -> None:
         }
     )
     assert is_cpu_build(config)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
+def test_sixteen_bits_are_not_chosen_where_they_are_emulated(launched: Launched) -> None:
+    info, model = launched.folder / "cpuinfo", launched.config.models["m"]
+    info.write_text("flags\t: fpu avx avx2 f16c\n")
+    assert served_dtype(launched.config, model, info) == "float32"
+    assert served_dtype(launched.config, model.model_copy(update={"dtype": "bfloat16"}), info) == "bfloat16"
+    info.write_text("flags\t: fpu avx2 avx512f avx512_bf16\n")
+    assert served_dtype(launched.config, model, info) == "auto"
+    elsewhere = launched.config.vllm.model_copy(update={"server": "http://127.0.0.1:1"})
+    info.write_text("flags\t: avx2\n")
+    assert served_dtype(launched.config.model_copy(update={"vllm": elsewhere}), model, info) == "auto"
