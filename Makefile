@@ -19,7 +19,7 @@ ARGS ?=
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
+.PHONY: help up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -52,7 +52,7 @@ test: $(VENV)/.tests $(SDK)/.tests node-client $(WEB_TOOLS) ## all tests that ta
 	$(if $(ARGS),,$(sdk_pytest))
 
 test-slow: $(VENV)/.tests ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
-	$(call marked,slow)
+	$(call marked,slow and not vllm)
 
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
 	$(call marked,faults)
@@ -99,7 +99,10 @@ $(VLLM)/.installed: bench/engine/vllm-requirements.txt vllm-plugin/requirements.
 	@touch $@
 
 test-vllm: $(VENV)/.tests vllm ## the connector and the sidecar with real vLLM servers; minutes
-	$(call marked,vllm)
+	$(call marked,vllm and not slow)
+
+test-vllm-slow: $(VENV)/.tests vllm ## 300 conversations over two vLLM servers; 15 minutes (ARGS=-s prints the counts)
+	$(call marked,vllm and slow)
 
 # A target that selects nothing must not pass.
 define marked
