@@ -27,7 +27,8 @@ _ACCEPTED = (
     "X-Upbeat-Timing, X-Upbeat-Workflow, X-Upbeat-Agent, X-Upbeat-Run, X-Stainless-Arch, X-Stainless-Lang, "
     "X-Stainless-OS, "
     "X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, "
-    "X-Stainless-Timeout, X-Stainless-Helper-Method, X-Api-Key, Anthropic-Version, Anthropic-Beta, OpenAI-Beta"
+    "X-Stainless-Timeout, X-Stainless-Helper-Method, X-Api-Key, Anthropic-Version, Anthropic-Beta, "
+    "Anthropic-Dangerous-Direct-Browser-Access, OpenAI-Beta"
 )
 _EXPOSED = (
     "Retry-After, Server-Timing, X-Request-Id, X-Session-Id, X-Upbeat-Node, X-Upbeat-Why, x-ratelimit-limit-requests, "

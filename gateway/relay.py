@@ -60,7 +60,7 @@ class RelayJob:
 class Relay:
     """One request. Call `begin`, then consume `pieces` once; call `cancel` in the end, whatever happens.
 
-    status, headers: of the answer, once `begin` has returned. complete: `body` is the whole answer."""
+    status, headers: of the answer, once `begin` has returned. complete: `take` returns the whole answer."""
 
     def __init__(self, shared: Shared, job: RelayJob, hold: Callable[[int], bool]) -> None:
         """hold: reserves this many bytes for body and answer instead of what was reserved before; False: there are not
@@ -93,10 +93,11 @@ class Relay:
         """Whether an engine has the request, as far as is known."""
         return self._flight is not None and self._flight.accepted_s is not None
 
-    @property
-    def body(self) -> bytes:
-        """What has come of the answer and was not consumed."""
-        return b"".join(self._pieces)
+    def take(self) -> bytes:
+        """What has come of the answer's body, which is no longer held then."""
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        return body
 
     def cancel(self) -> None:
         """Cancel it in the engine: the caller reads no more. Safe to call twice."""
@@ -126,9 +127,9 @@ class Relay:
     async def pieces(self) -> AsyncGenerator[bytes]:
         """The answer's body as it comes. Raises RequestError when it breaks off."""
         assert self._flight is not None
-        for piece in self._pieces:
-            yield piece
-        self._pieces.clear()
+        while self._pieces:
+            yield self._pieces.pop(0)
+        self._hold(0)
         while not self.complete:
             event = await self._flight.next()
             if event is None:

@@ -135,7 +135,7 @@ class _Run:
     # ---- answers -----------------------------------------------------------------------------------------------
     async def _whole(self) -> web.Response:
         """A large answer waits for a helper to be read; it is sent before, unless it names the next turn's session."""
-        body, tally = self._relay.body, Tally()
+        body, tally = self._relay.take(), Tally()
         tally.add(body)
         reads_first = tally.light or self._reading.keeps
         if reads_first:

@@ -57,6 +57,9 @@ class FakeSidecar(ToyWorker):
         self.pace_s = 0.0
         #: What comes instead of an answer, a failure for each of the next requests.
         self.failures: list[pb.HttpFailure] = []
+        #: What it says, each time, before it has read the body; and how often it has.
+        self.early: pb.HttpFailure | None = None
+        self.refused_early = 0
         #: After so many pieces of the body, `ends_with`: a failure, a status of the call, or nothing more at all.
         self.breaks_after: int | None = None
         self.ends_with: pb.HttpFailure | grpc.StatusCode | None = None
@@ -71,6 +74,10 @@ class FakeSidecar(ToyWorker):
     async def Http(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.HttpDown]:
         if self.frozen:
             await asyncio.sleep(1e3)
+        if self.early is not None:
+            self.refused_early += 1
+            yield pb.HttpDown(failed=self.early)
+            return
         head, body = pb.HttpRequest(), bytearray()
         async for message in request_iterator:
             if message.WhichOneof("kind") == "head":

@@ -219,6 +219,8 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.expected = len(workers)
         self.absent: set[str] = set()
         self.stalled: set[str] = set()
+        #: Requests that every node reports.
+        self.running = 1
         self.placed: list[pb.PlaceRequest] = []
         self.advised: list[Any] = []
         self.invalidated: list[pb.InvalidateRequest] = []
@@ -280,7 +282,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
                     self.model,
                     *(pb.ModelInfo(name=name, state=pb.MODEL_STATE_COLD) for name in self.asleep.get(w.node, ())),
                 ],
-                running=1,
+                running=self.running,
                 stalled="engine" if w.node in self.stalled else "",
             )
             for w in self.workers

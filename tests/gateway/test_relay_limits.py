@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fake_sidecar import PROMPT_TOKENS, HttpStack, head_of, http_stack
+from fake_sidecar import PROMPT_TOKENS, HttpStack, failure, head_of, http_stack
 from gateway_fakes import MODEL, until
 
+from contracts.errors import Unavailable
 from gateway import metrics
 from gateway.core.bodies import LIGHT_TEXT_BYTES
 from gateway.decoding import Decoding
@@ -139,6 +140,16 @@ async def test_what_the_engine_refuses_uses_no_tokens(status: int) -> None:
         s.sidecars[0].answers = head_of("application/json", status), [b'{"usage": {"prompt_tokens": 5}}']
         await s.raw(CHAT, body())
         assert used(s) == 0
+
+
+async def test_attempts_that_fail_use_no_tokens() -> None:
+    async with http_stack(3, limits={"tokens_per_day": 10_000}) as s:
+        for sidecar in s.sidecars:
+            sidecar.breaks_after, sidecar.ends_with = 2, failure(Unavailable("died"), ran=True)
+            sidecar.piece_bytes = 40
+        before = metrics.TOKENS.labels("prompt", MODEL)._value.get()
+        assert (await s.raw(CHAT, body("x" * 400)))[0] == 503
+        assert used(s) == 0 and metrics.TOKENS.labels("prompt", MODEL)._value.get() == before
 
 
 async def test_a_stream_that_breaks_off_uses_what_came_of_it() -> None:
