@@ -65,23 +65,34 @@ class Relay:
 
     async def answer(self, ups: AsyncIterator[pb.HttpUp]) -> AsyncGenerator[pb.HttpDown, None]:
         """What the proto says of `Worker.Http`."""
-        taken = _Taken(self)
+        taken, ups = _Taken(self), aiter(ups)
         try:
+            refusal: RequestError | None = None
             try:
                 async with asyncio.timeout(BODY_S):
-                    await taken.take(ups)
+                    try:
+                        await taken.take(ups)
+                    except RequestError as e:
+                        refusal = e
+                        await self._read_away(ups)
             except TimeoutError:
-                error = BodyTooSlow(f"the request did not arrive whole within {BODY_S:g} s")
-                yield taken.refused(error)
-                return
-            except RequestError as e:
-                yield taken.refused(e)
+                refusal = refusal or BodyTooSlow(f"the request did not arrive whole within {BODY_S:g} s")
+            if refusal is not None:
+                yield taken.refused(refusal)
                 return
             async with contextlib.aclosing(self._pass_on(taken)) as downs:
                 async for down in downs:
                     yield down
         finally:
             taken.end()
+
+    async def _read_away(self, ups: AsyncIterator[pb.HttpUp]) -> None:
+        """Read the rest of a refused request: gRPC may lose the answer to a caller who is still sending."""
+        left = self._limits.body_bytes
+        async for up in ups:
+            left -= len(up.body)
+            if left < 0:
+                return
 
     async def _pass_on(self, taken: _Taken) -> AsyncGenerator[pb.HttpDown, None]:
         flight = taken.flight
@@ -153,7 +164,7 @@ class _Taken:
 
     async def take(self, ups: AsyncIterator[pb.HttpUp]) -> None:
         """Take the whole request. Raises RequestError."""
-        relay, ups = self._relay, aiter(ups)
+        relay = self._relay
         first = await anext(ups, None)
         if first is None or first.WhichOneof("kind") != "head":
             raise InvalidRequest("a request begins with its head")
