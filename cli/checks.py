@@ -18,6 +18,7 @@ def doctor(
     devices: Annotated[int | None, whole_option("As for `upbeat up`.")] = None,
     model: Models = None,
     revision: Annotated[str | None, typer.Option(metavar="NAME", help="As for `upbeat up`.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="native|vllm", help="As for `upbeat up`.")] = None,
     port: Annotated[int | None, whole_option("As for `upbeat up`.")] = None,
     data: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
     config: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
@@ -30,7 +31,15 @@ def doctor(
 
     one, several = asked_models(model)
     flags = Flags(
-        nodes=nodes, model=one, port=port, data=data, config=config, revision=revision, models=several, devices=devices
+        nodes=nodes,
+        model=one,
+        port=port,
+        data=data,
+        config=config,
+        revision=revision,
+        models=several,
+        devices=devices,
+        engine=engine,
     )
     findings = examine(with_demo_memory(layout(flags), flags))
     failed = [finding for finding in findings if finding.level == "fail"]

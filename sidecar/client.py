@@ -11,8 +11,9 @@ from pathlib import Path
 
 import aiohttp
 
-#: Seconds for a connection, and for an answer to a question about the server itself.
-CONNECT_S, ASK_S = 5.0, 3.0
+#: Seconds for a connection, and for an answer to a question about the server itself. The latter is longer than a server
+#: may be silent before it counts as stalled, so that a slow answer ends that.
+CONNECT_S, ASK_S = 5.0, 10.0
 #: Bytes of an answer to such a question; vLLM's own description of its routes has a quarter of a million.
 _MOST_BYTES = 16 << 20
 #: Bytes of an answer that are read ahead of whom they are for.

@@ -188,7 +188,8 @@ def _kv_bytes(config: Config, path: Path, dtype: str) -> int:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             said = json.loads((path / "config.json").read_text(encoding="utf-8"))
             stored = said.get("dtype") or said.get("torch_dtype")
-            weights *= DTYPE_BYTES.get(dtype, DTYPE_BYTES.get(stored, 1)) / DTYPE_BYTES.get(stored, 1)
+            if stored in DTYPE_BYTES and dtype in DTYPE_BYTES:
+                weights *= DTYPE_BYTES[dtype] / DTYPE_BYTES[stored]
     return max(int(config.kv.hbm_gib * GIB - weights), _LEAST_KV_BYTES)
 
 

@@ -31,7 +31,7 @@ _FIRST_TOKEN_S, _WAKE_S = 300.0, 30.0
 #: Shortest time between two tokens that wake it.
 _WAKE_REST_S = 0.2
 #: How long figures may lag behind an answer.
-_LAG_S, _LOOK_AGAIN_S = 2.0, 0.1
+_LAG_S, _LOOK_AGAIN_S = 10.0, 0.1
 
 
 class Watching:
@@ -110,7 +110,7 @@ class Watching:
             await self._wake_asked.wait()
             self._wake_asked.clear()
             if self.up:
-                with contextlib.suppress(ServerGone, ServerSilent):
+                with contextlib.suppress(ServerGone, ServerSilent, Unfit):
                     await self._token(priority=None, timeout_s=_WAKE_S)
                     self.wakes += 1
             await asyncio.sleep(_WAKE_REST_S)
@@ -184,8 +184,8 @@ class Watching:
         return status == 200
 
     async def _has_connector(self, before: Sample | None) -> bool:
-        """Whether the token was looked for outside of vLLM's own cache. A server without figures is taken at our word.
-        before: its figures before that token."""
+        """Whether the token was looked for outside of vLLM's own cache. Without figures that say so: true. before: its
+        figures before that token."""
         if before is None:
             return True
         until = _now() + _LAG_S
@@ -196,7 +196,7 @@ class Watching:
             if after.ended > before.ended:
                 return False
             await asyncio.sleep(_LOOK_AGAIN_S)
-        return False
+        return True
 
     def _falls(self, why: str) -> None:
         if self.up:

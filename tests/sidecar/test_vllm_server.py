@@ -281,8 +281,12 @@ def test_vllms_build_for_the_cpu_is_recognised(launched: Launched) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
-def test_sixteen_bits_are_not_chosen_where_they_are_emulated(launched: Launched) -> None:
+def test_sixteen_bits_are_not_chosen_for_small_models_nor_where_they_are_emulated(launched: Launched) -> None:
     info, model = launched.folder / "cpuinfo", launched.config.models["m"]
+    info.write_text("flags\t: fpu avx2 avx512f\n")
+    assert served_dtype(launched.config, model, info) == "float32"
+    with (launched.folder / "model" / "model.safetensors").open("wb") as weights:
+        weights.truncate(65 << 20)
     info.write_text("flags\t: fpu avx avx2 f16c\n")
     assert served_dtype(launched.config, model, info) == "float32"
     assert served_dtype(launched.config, model.model_copy(update={"dtype": "bfloat16"}), info) == "bfloat16"
