@@ -20,13 +20,14 @@ def vllm_config(
     node: Annotated[int, whole_option("The node whose store it uses.")] = 0,
     device: Annotated[int, whole_option("Its number among the node's engines.")] = 0,
     nodes: Annotated[int | None, whole_option("As for `upbeat up`.")] = None,
+    port: Annotated[int | None, whole_option("As for `upbeat up` or `upbeat join`.")] = None,
     data: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
     config: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="As for `upbeat join`.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the flags with which `vllm serve MODEL` uses Upbeat's store (the package upbeat-vllm must be installed)."""
-    flags = Flags(nodes=nodes, data=data, config=config, run_dir=join_run_dir(config, run_dir, node))
+    flags = Flags(nodes=nodes, port=port, data=data, config=config, run_dir=join_run_dir(config, run_dir, node))
     found = layout(flags)
     transfer = transfer_config(found, node, device, vllm_places(found, node, device).wake)
     if as_json:

@@ -17,6 +17,7 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+from gateway.core.relay_bodies import STORED, TAKEN_OUT
 from gateway.core.spellings import FIELDS, FINAL, HEADERS, PRIORITY, THREADS
 from gateway.openai.description import openapi
 from gateway.openai.parameters import HARMLESS, REFUSED
@@ -159,6 +160,19 @@ SECRET: dict[str, Any] = {
     "expires_after": {"anchor": "created_at", "seconds": 60},
     "origin": "https://a.example",
 }
+RESPONSE: dict[str, Any] = {
+    "model": NAME,
+    "instructions": "be brief",
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+    "max_output_tokens": 2,
+}
+ANTHROPIC: dict[str, Any] = {
+    "model": NAME,
+    "system": [{"type": "text", "text": "be brief"}],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+    "max_tokens": 2,
+}
+EMBEDDING: dict[str, Any] = {"model": NAME, "input": ["a", "b"]}
 HINTS: dict[str, Any] = {"kv_hints": {"version": 1, "actions": [{"type": "prefetch", "session_id": "a"}]}}
 
 
@@ -209,6 +223,7 @@ _TOKENIZE_FIELDS = tuple(
     (name,) for name in {**TokenizePrompt.model_fields, **TokenizeMessages.model_fields, **TOKENS_REFUSED}
 )
 _DETOKENIZE_FIELDS = tuple((name,) for name in Detokenize.model_fields)
+_RELAYED_FIELDS = tuple((name,) for name in {*TAKEN_OUT, *STORED, "vllm_xargs", "stream"}) + tuple(_OTHER_FIELDS)
 TARGETS = {
     "chat": Target("POST", "/v1/chat/completions", (CHAT, TURNS, WITH_TOOLS, WITH_FORMAT, CHAT | HINTS), _CHAT_FIELDS, (
         ("response_format", "json_schema", "schema"), ("tools", 0, "function", "parameters"))),
@@ -217,6 +232,10 @@ TARGETS = {
     _COMPLETION_FIELDS),
     "tokenize": Target("POST", "/tokenize", (TOKENIZE, TOKENIZE_CHAT, CONTINUED), _TOKENIZE_FIELDS),
     "detokenize": Target("POST", "/detokenize", (DETOKENIZE,), _DETOKENIZE_FIELDS),
+    "responses": Target("POST", "/v1/responses", (RESPONSE,), _RELAYED_FIELDS),
+    "messages": Target("POST", "/v1/messages", (ANTHROPIC,), _RELAYED_FIELDS),
+    "count_tokens": Target("POST", "/v1/messages/count_tokens", (ANTHROPIC,), _RELAYED_FIELDS),
+    "embeddings": Target("POST", "/v1/embeddings", (EMBEDDING,), _RELAYED_FIELDS),
     "advisory": Target("POST", "/v1/advisory", (ADVISORY, {"advisories": [ADVISORY, {"session_id": "b"}]},
     ADVISORY | {"token": "ek_a"})),
     "invalidate": Target("POST", "/v1/invalidate", ({"session_id": "hostile"}, {"advisory_id": "adv-1"},

@@ -345,3 +345,17 @@ def test_what_join_refuses(
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert all(word in line for word in words), line
+
+
+def test_a_joining_servers_store_is_that_of_join_with_the_same_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["upbeat", "vllm-config", "--port", "18080", "--nodes", "2", "--node", "1", "--json"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        app()
+    assert not ended.value.code
+    store = json.loads(capsys.readouterr().out)["kv_connector_extra_config"]["store"]
+    assert store == layout(Flags(nodes=2, port=18080)).node(1).store_address
