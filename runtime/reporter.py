@@ -11,7 +11,7 @@ import asyncio
 import collections
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ import grpc
 
 from contracts.context import ContextBound
 from contracts.convert import shape_to_wire
+from contracts.counts import Counts
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -29,33 +30,6 @@ log = telemetry.logger("runtime.reporter")
 LEAST_S, BUSY_S, IDLE_S = 0.1, 0.25, 1.0
 RETRY_S = 0.1
 METRICS_EVERY_S = 1.0
-
-
-class Counts(Protocol):
-    """An engine's load now. outstanding_s: seconds of work by priority. pages_free: pages no sequence uses;
-    pages_cached: those of them that hold cached KV. in_flight: request ids. request_s, prefill_token_s: 0: not known.
-    """
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def outstanding_tokens(self) -> float: ...
-    @property
-    def outstanding_s(self) -> Mapping[int, float]: ...
-    @property
-    def request_s(self) -> float: ...
-    @property
-    def prefill_token_s(self) -> float: ...
-    @property
-    def pages_total(self) -> int: ...
-    @property
-    def pages_free(self) -> int: ...
-    @property
-    def pages_cached(self) -> int: ...
-    @property
-    def in_flight(self) -> Sequence[str]: ...
 
 
 class ReportedEngine(Protocol):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 
+from contracts.counts import Counts
 from contracts.kv import KvShape
-from sidecar.core.flights import Flight, Flights, Load
+from sidecar.core.flights import Flight, Flights
 from sidecar.watching import Watching
 
 #: Ended requests that wait for a scheduler to be told; as many as a link of the reporter keeps.
@@ -24,7 +25,7 @@ class ServedModel:
         self.on_requests: Callable[[], None] = lambda: None
 
     @property
-    def counts(self) -> Load:
+    def counts(self) -> Counts:
         """Its load now."""
         return self._flights.load(self._watching.pace, self._watching.sample, self.shape)
 

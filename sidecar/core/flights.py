@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from contracts.counts import Counts
 from contracts.kv import KvShape
 from sidecar.core.pace import Pace
 from sidecar.core.samples import Sample
@@ -33,22 +34,6 @@ class Flight:
         """(tokens of the prompt to compute, tokens to generate), estimated."""
         expected = self.expected_tokens or pace.answer_tokens
         return 0.0 if self.answering else float(self.prompt_tokens), max(expected - self.produced, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A device's load: `runtime.reporter.Counts`."""
-
-    running: int
-    waiting: int
-    outstanding_tokens: float
-    outstanding_s: dict[int, float]
-    request_s: float
-    prefill_token_s: float
-    pages_total: int
-    pages_free: int
-    pages_cached: int
-    in_flight: tuple[str, ...]
 
 
 class Flights:
@@ -90,7 +75,7 @@ class Flights:
         """Of all prompts that may still be computed, the longest's tokens."""
         return max((flight.prompt_tokens for flight in self._flights if not flight.answering), default=0)
 
-    def load(self, pace: Pace, sample: Sample | None, shape: KvShape) -> Load:
+    def load(self, pace: Pace, sample: Sample | None, shape: KvShape) -> Counts:
         """What is reported now. sample: the engine's last figures, None: it gives none."""
         outstanding_s: dict[int, float] = {}
         tokens = 0.0
@@ -103,7 +88,7 @@ class Flights:
         if sample is not None and count and not running and not sample.waiting:
             running = count  # the figures are older than the requests
         total, free, cached = pages(sample, shape)
-        return Load(
+        return Counts(
             running=running,
             waiting=count - running,
             outstanding_tokens=tokens,

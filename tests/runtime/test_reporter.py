@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from contracts.context import ContextBound
+from contracts.counts import Counts
 from contracts.kv import KvShape
 from contracts.models import ModelWire
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from runtime import rpc
 from runtime.reporter import Reported, Reporter
-from worker.core.counts import Counts
 
 
 class Listener(SchedulerServicer):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from contracts.counts import Counts
 from contracts.kv import Manifest, leading
 from contracts.turn_times import Phase
 from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.admission import Admission
 from worker.core.block import Block
-from worker.core.counts import Counts
 from worker.core.pace import Pace
 from worker.core.prefetching import Prefetching
 from worker.core.saving import Saving
