@@ -126,16 +126,13 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._pool = gpu_block_pool
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """See `Core.match`."""
+        """See `SchedulerSide.match`."""
         side = self._scheduler
         if side is None:
             return 0, False
         with side.lock:
             self._evict(side)
-            turn = self._turn(request)
-            found = side.core.match(turn, request.all_token_ids, num_computed_tokens, time.monotonic())
-            side.flush()
-        return found
+            return side.match(self._turn(request), request.all_token_ids, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """See `Core.allocated`."""
@@ -153,9 +150,7 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._evict(side)
             prefill = self._scheduled(side.core, scheduler_output)
             self._began = (time.monotonic(), prefill) if scheduler_output.total_num_scheduled_tokens else None
-            orders = side.core.take_orders()
-            side.flush()
-        return UpbeatMetadata(orders)
+            return UpbeatMetadata(side.take_orders())
 
     def _scheduled(self, core: Core, output: SchedulerOutput) -> int:
         """Returns how many tokens of prompts the step computes."""

@@ -84,6 +84,16 @@ class Core:
         load.begins = first
         return count * size, not load.near
 
+    def waits(self, request_id: str) -> bool:
+        """Whether the store was asked for the request and has not answered."""
+        request = self._requests.get(request_id)
+        return request is not None and request.load is not None and request.load.found is None
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request has blocks, so that a step may have work."""
+        return any(request.blocks for request in self._requests.values())
+
     def _request(self, turn: Turn, tokens: Sequence[int]) -> Request:
         request = self._requests.setdefault(turn.request_id, Request(turn))
         if turn.cacheable:

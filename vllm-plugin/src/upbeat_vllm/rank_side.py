@@ -4,8 +4,9 @@ Three threads: one hears the scheduler side, one copies loads, one copies saves.
 the orders of each step and waits where it must: before a layer that a load of this step brings, and before blocks are
 overwritten out of which a save is still copied. Nothing is decided here.
 
-Invariants: a load touches no block after it is closed; a save's blocks are read only between its step and the moment
-when its copies are reported; what a step computed from blocks that did not come is not saved.
+Invariants: a load touches no block after it is closed, so closing waits for the copy under way; a save's blocks are
+read only between its step and the moment when its copies are reported; what a step computed from blocks that did not
+come is not saved.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from storelink.arena_sharing import MARK_BYTES
 from storelink.log import Log
 from upbeat_vllm import wire
+from upbeat_vllm.blocks import Blocks
 from upbeat_vllm.orders import LoadOrder, SaveOrder, StepOrders
 
 #: Loads (and, negative, saves) that are over and remembered: what still comes of them is ignored.
@@ -34,35 +36,12 @@ SILENCE_S = 5.0
 _CONNECT_S = 0.1
 
 
-class Blocks(Protocol):
-    """vLLM's KV on this rank: one contiguous run of bytes for each block of each layer."""
-
-    #: This rank's share of a piece, in bytes, and where it begins in the piece.
-    share_bytes: int
-    share_at: int
-    #: Whether this rank's share is saved: of ranks that hold the same KV one does.
-    saves: bool
-    #: Layers that it has, by number in the model.
-    layers: range
-
-    def adopt(self, arena: memoryview) -> None:
-        """The arena that follows is this; an earlier one is used no more."""
-
-    def computed(self) -> None:
-        """A forward pass has been launched: what is saved from now on is what it leaves."""
-
-    def load(self, layer: int, pieces: Sequence[tuple[int, int]]) -> None:
-        """Copy (block, offset of the piece in the arena) into blocks; returns when the forward pass may read them."""
-
-    def save(self, layer: int, pieces: Sequence[tuple[int, int]]) -> None:
-        """The other way; returns when the bytes are in the arena."""
-
-
 @dataclass
 class _Load:
     order: LoadOrder
     left: dict[int, int] = field(default_factory=dict)
     closed: bool = False
+    copying: bool = False
     came: int = 0
     heard_s: float = 0.0
     first_s: float = 0.0
@@ -200,6 +179,7 @@ class RankSide:
 
     # ---- ends, under the lock ----------------------------------------------------------------------------------
     def _close(self, load: _Load) -> None:
+        self._changed.wait_for(lambda: not load.copying)
         if load.closed:
             return
         load.closed = True
@@ -362,9 +342,11 @@ class RankSide:
             with self._changed:
                 if load.closed:
                     return
-                load.first_s = load.first_s or time.monotonic()
-                self._blocks.load(layer, [(block, offset) for _, block, offset in pieces if block >= 0])
-                load.heard_s = time.monotonic()
+                load.copying, load.first_s = True, load.first_s or time.monotonic()
+            # Without the lock: the forward pass reads layers that are here.
+            self._blocks.load(layer, [(block, offset) for _, block, offset in pieces if block >= 0])
+            with self._changed:
+                load.copying, load.heard_s = False, time.monotonic()
                 load.came += len(pieces)
                 load.here.update((chunk, layer) for chunk, _, _ in pieces)
                 load.left[layer] -= sum(block >= 0 for _, block, _ in pieces)

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,13 @@ from storelink.link import StoreLink
 from storelink.log import Log
 from upbeat_vllm import wire
 from upbeat_vllm.core import Core
+from upbeat_vllm.orders import StepOrders
+from upbeat_vllm.state import Turn
 
 #: Seconds until an erasure counts as waiting for an idle engine, and between two requests for a step.
 _WAKE_AFTER_S, _WAKE_AGAIN_S = 0.2, 1.0
+#: Seconds that a step with other requests waits for the store's answers, and one without.
+_STEP_WAIT_S, _IDLE_WAIT_S = 0.002, 0.02
 
 
 class _Rank:
@@ -54,6 +58,9 @@ class SchedulerSide:
         """wake: see `Settings`."""
         self._wake, self._wakes = wake, False
         self.core, self.lock, self._log = core, threading.RLock(), log
+        self._found = threading.Condition(self.lock)
+        #: Seconds that the coming step has waited for the store.
+        self._waited_s = 0.0
         self._store, self._name, self._device = store, name, device
         self._ranks: list[_Rank] = []
         self._arena: tuple[int, int] | None = None  # (file, bytes)
@@ -74,6 +81,28 @@ class SchedulerSide:
         threading.Thread(target=self._run_link, name="upbeat-link", daemon=True).start()
 
     # ---- the engine's thread -----------------------------------------------------------------------------------
+    def match(self, turn: Turn, tokens: Sequence[int], computed: int) -> tuple[int | None, bool]:
+        """`Core.match`. Waits a little for the store's answer: a None costs the request a step. Under the lock."""
+        found = self.core.match(turn, tokens, computed, time.monotonic())
+        self.flush()
+        limit_s = (_STEP_WAIT_S if self.core.busy else _IDLE_WAIT_S) - self._waited_s
+        if found[0] is not None or limit_s <= 0:
+            return found
+        began_s = time.monotonic()
+        answered = self._found.wait_for(lambda: not self.core.waits(turn.request_id), limit_s)
+        self._waited_s += time.monotonic() - began_s
+        if answered:
+            found = self.core.match(turn, tokens, computed, time.monotonic())
+            self.flush()
+        return found
+
+    def take_orders(self) -> StepOrders:
+        """`Core.take_orders`: a step begins. Under the lock."""
+        self._waited_s = 0.0
+        orders = self.core.take_orders()
+        self.flush()
+        return orders
+
     def flush(self) -> None:
         """Send what the core has for the store, and forget loads at the ranks that were given up. Under the lock."""
         messages, self.core.to_store = self.core.to_store, []
@@ -115,6 +144,7 @@ class SchedulerSide:
     def _attached(self, here: bool) -> None:
         with self.lock:
             self.core.here(here and len(self._ranks) == self.core.ranks)
+            self._found.notify_all()
             self.flush()
 
     def _hear(self, message: pb.StoreToWorker) -> None:
@@ -124,6 +154,7 @@ class SchedulerSide:
                 self._answer(message.hbm_query)
             else:
                 self.core.hear(message, time.monotonic())
+                self._found.notify_all()
             self.flush()
             if self.core.to_evict and not self._wakes and self._wake is not None and self._loop is not None:
                 self._wakes = True
