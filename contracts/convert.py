@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from contracts.advisory import Advisory
 from contracts.ids import SessionKey
-from contracts.kv import DTYPE_BYTES, KvShape, Manifest, check_shape
+from contracts.kv import DTYPE_BYTES, MAX_NOTE_BYTES, KvShape, Manifest, check_shape
 from contracts.v1 import common_pb2 as pb
 
 
@@ -46,11 +46,20 @@ def manifest_to_wire(manifest: Manifest) -> pb.Manifest:
         keys=manifest.keys,
         tokens=manifest.tokens,
         last_use_s=manifest.last_use_s,
+        note=manifest.note,
     )
 
 
 def manifest_from_wire(m: pb.Manifest) -> Manifest:
-    return Manifest(session_from_wire(m.session), m.model, m.fingerprint, list(m.keys), m.tokens, m.last_use_s)
+    return Manifest(
+        session_from_wire(m.session),
+        m.model,
+        m.fingerprint,
+        list(m.keys),
+        m.tokens,
+        m.last_use_s,
+        note=m.note[:MAX_NOTE_BYTES],
+    )
 
 
 def advisory_to_wire(

@@ -22,6 +22,8 @@ KEY_BYTES = 32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Upper limits of a received shape.
 MAX_LAYERS, MAX_PIECE_BYTES = 1 << 14, 1 << 30
+#: Of a manifest.
+MAX_NOTE_BYTES = 1 << 20
 
 _ROOT = bytes(KEY_BYTES)
 #: Fits the header of a stored object.
@@ -81,6 +83,9 @@ class Manifest:
     swept, and erasing the session erases them too. Set by stores only.
 
     life: number of the session's life; an erasure ends a life (kvstore/core/graves.py). Set by stores only.
+
+    note: what the session's worker wants back when the session is offered to one, at most MAX_NOTE_BYTES. Stores do not
+    read it.
     """
 
     session: SessionKey
@@ -91,6 +96,7 @@ class Manifest:
     last_use_s: float = 0.0
     former: list[bytes] = field(default_factory=list)
     life: int = 0
+    note: bytes = b""
 
 
 def check_shape(shape: KvShape) -> KvShape:

@@ -2,8 +2,8 @@
 
 `ModelInfo.wire` says how a model is reached; `workers.WorkerStream` knows both ways. `frames`: token frames over one
 stream (`submit`, `generate`); another node can continue from any token. `http`: the engine's HTTP, passed through
-unchanged, a call each (`call_http`, `relay`); it begins again on another node only before its caller has a byte of the
-answer.
+unchanged, over a call of its own (`call_http`, `relay`); it begins again on another node only before its caller has a
+byte of the answer.
 """
 
 from __future__ import annotations

@@ -132,13 +132,12 @@ class Relay:
         self._hold(0)
         while not self.complete:
             event = await self._flight.next()
-            if event is None:
-                self.complete = True
-            elif isinstance(event, bytes):
+            if isinstance(event, bytes):
                 yield event
-            elif isinstance(event, HttpHead):
-                raise self._broken(self._nonsense(self._flight, "a second head"))
+            elif event is None:
+                self.complete = True
             else:
+                assert not isinstance(event, HttpHead), "begin took it"
                 raise self._broken(event)
 
     # ---- one attempt -------------------------------------------------------------------------------------------
@@ -173,23 +172,17 @@ class Relay:
         while True:
             event = await flight.next()
             if isinstance(event, HttpHead):
-                if self.status or not 200 <= event.status <= 599:
+                if not 200 <= event.status <= 599:
                     return self._nonsense(flight, f"an answer with the status {event.status}")
                 self._begun(event, flight, route)
             elif isinstance(event, bytes):
-                if not self.status:
-                    return self._nonsense(flight, "a body without a head")
                 self._pieces.append(event)
                 length += len(event)
                 if self.events or length > WHOLE_BYTES or not self._hold(len(self._body) + length):
                     return None
-            elif event is not None:
-                return event
-            elif not self.status:
-                return self._nonsense(flight, "nothing")
             else:
-                self.complete = True
-                return None
+                self.complete = event is None
+                return event
 
     def _begun(self, head: HttpHead, flight: HttpFlight, route: Route) -> None:
         self.status, self.headers = head.status, down(head.headers)

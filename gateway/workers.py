@@ -1,11 +1,11 @@
 """The streams to the workers: one per worker, kept up while the fleet names it.
 
 Requests are sent as commands (`core.outbox`); every engine step returns one frame, which is split into the queues of
-its requests (a `Flight` each). A request for an engine with HTTP of its own is a call beside the stream (an
-`HttpFlight`), which lives no longer than the stream. When a stream ends, each of its flights gets a `WorkerLost` with a
-verdict (`core.quarantine`); `generate` or `relay` decides about a retry. A worker that loses its stream cancels the
-stream's requests. The flights of a hung worker are given up (`core.overdue`); it reads their cancellation when it
-continues.
+its requests (a `Flight` each). Requests for an engine with HTTP of its own (an `HttpFlight` each) share a call beside
+the stream (`http_calls`), which lives no longer than the stream. When a stream ends, each of its flights gets a
+`WorkerLost` with a verdict (`core.quarantine`); `generate` or `relay` decides about a retry. A worker that loses its
+stream cancels the stream's requests. The flights of a hung worker are given up (`core.overdue`); it reads their
+cancellation when it continues.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gateway.core.quarantine import judge
 from gateway.core.retry import RetryLimits
 from gateway.core.routing import FleetView
 from gateway.flights import Carried, Flight, Late, WorkerLost
+from gateway.http_calls import HttpCall
 from gateway.http_flights import HttpFlight
 from runtime import rpc, telemetry
 from runtime.clock import Clock
@@ -41,7 +42,7 @@ _LOOK_S = 0.5
 
 
 class WorkerStream:
-    """The stream to one worker, and the calls beside it: the `Backend` of both wires."""
+    """The stream to one worker, and the call beside it: the `Backend` of both wires."""
 
     def __init__(self, node: str, address: str, clock: Clock) -> None:
         self.node, self.address, self._clock = node, address, clock
@@ -50,8 +51,9 @@ class WorkerStream:
         self.heard_s = clock.now()
         self._up = asyncio.Event()
         self._outbox, self._some = Outbox(), asyncio.Event()
-        #: For unary calls; None before `run`.
+        #: For calls beside the stream; None before `run`.
         self._stub: Any = None
+        self._http: HttpCall | None = None
         #: The request on trial, as the worker last said; whether the worker has said that it leaves.
         self._trial, self._leaving = "", False
 
@@ -77,9 +79,10 @@ class WorkerStream:
         """Like `submit`, for an engine with HTTP of its own. timed: see `HttpFlight`."""
         if not await self._reached(connect_s):
             return WorkerLost(self.node)
-        flight = HttpFlight(self, head, body, self._clock, timed=timed, pinned=pinned)
+        if self._http is None or self._http.ended:
+            self._http = HttpCall(self, self._stub, self._clock)
+        flight = self._http.begin(head, body, timed=timed, pinned=pinned)
         self._carry(flight)
-        flight.begin(self._stub)
         return flight
 
     async def _reached(self, connect_s: float) -> bool:
@@ -226,6 +229,8 @@ class WorkerStream:
         now = self._clock.now()
         for flight in flights.values():
             flight.deliver(WorkerLost(self.node, verdicts[flight.request_id], only=not flight.shared), now)
+        if self._http is not None:
+            self._http.close("the stream was lost")
 
     def _on_trial(self, flights: Mapping[str, Carried]) -> str:
         """The request on trial, or empty. A request with a token has passed its trial, whether or not the worker has

@@ -219,6 +219,7 @@ class Attachment:
                     priority=o.priority,
                     arrival_s=o.arrival_s,
                     expires_s=o.expires_s,
+                    note=o.note,
                 )
                 message = pb.StoreToWorker(offer=offer)
         self.outgoing.put(message)

@@ -161,6 +161,9 @@ class VllmSection(BaseModel):
     args: list[str] = []
     #: Seconds until a server must serve: it downloads, loads and compiles. Then it is ended and started again.
     start_s: float = Field(default=1800.0, ge=1, allow_inf_nan=False)
+    #: Whether a hint brings a session into vLLM's own cache, with a request for one token while the server is idle. The
+    #: store then keeps token ids with sessions.
+    warm_up: bool = True
     #: URL of each device's server where something else starts them, such as http://127.0.0.1:8000; `{n}` is the node's
     #: number, `{d}` the device's. Empty: they are started here.
     server: str = Field(default="", pattern=r"^(http://[^\s/?#@]+(:[0-9]{1,5})?)?$")

@@ -29,5 +29,6 @@ def transfer_config(config: Config, node: int, device: int, wake: Path) -> dict[
             "secret": str(config.data / "secret"),
             "device": device,
             "wake": str(wake),
+            "warm_up": config.vllm.warm_up,
         },
     }

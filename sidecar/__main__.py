@@ -14,6 +14,7 @@ from prometheus_client import start_http_server
 
 from contracts.context import ContextBound
 from contracts.errors import ConfigError
+from contracts.http_flights import MESSAGE_BYTES
 from contracts.kv import KvShape
 from contracts.models import ModelWire
 from contracts.v1 import worker_pb2_grpc
@@ -39,13 +40,14 @@ from sidecar.metrics import SidecarMetrics
 from sidecar.relay import Limits, Relay
 from sidecar.service import SidecarServer
 from sidecar.wake import WakeSocket
+from sidecar.warming import Warming
 from sidecar.watching import Watching
 
 log = telemetry.logger("sidecar")
-#: Bytes of a request beside its body.
+#: Bytes by which a gateway may lengthen a body.
 _HEAD_BYTES = 1 << 20
-#: Calls beside requests: streams of gateways, health checks.
-_OTHER_CALLS = 256
+#: Calls at a time: two of each gateway, health checks.
+_CALLS = 256
 _LOOK_S = 0.05
 
 
@@ -95,20 +97,23 @@ class SidecarProcess:
             limits,
             lambda: self.handler.draining,
         )
-        self._wake = WakeSocket(self.vllm.wake, self.watching.wake)
+        self.warming = Warming(self.client, self.model, self.flights, self.watching)
+        self._wake = WakeSocket(self.vllm.wake, self.watching.wake, self.warming.offer)
+        await self._wake.open()
         self._serve_metrics()
         self.server, self._health = rpc.server(
             own.worker_listen,
             ["upbeat.v1.Worker"],
             {
-                "grpc.max_receive_message_length": body_bytes + _HEAD_BYTES,
-                "grpc.max_concurrent_streams": limits.requests + _OTHER_CALLS,
+                "grpc.max_receive_message_length": MESSAGE_BYTES,
+                "grpc.max_concurrent_streams": _CALLS,
             },
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(self.handler, self.server)  # type: ignore[no-untyped-call]
         await rpc.set_serving(self._health, False)
         await self.server.start()
         self.tasks.start(self.watching.run(), "watching")
+        self.tasks.start(self.warming.run(), "warming")
         self.tasks.start(self._report(), "reporter")
         log.info("waiting for the vLLM server", model=self.model, at=str(self._place))
 
@@ -155,7 +160,7 @@ class SidecarProcess:
 
     def _serve_metrics(self) -> None:
         """Serve Prometheus metrics on the device's port; a failure only logs a warning."""
-        metrics = SidecarMetrics(self.served, self.watching, self.flights, self.handler.relay.tally)
+        metrics = SidecarMetrics(self.served, self.watching, self.flights, self.handler.relay.tally, self.warming)
         telemetry.REGISTRY.register(metrics)
         try:
             host = self.own.worker_listen.rpartition(":")[0]

@@ -1,23 +1,23 @@
-"""HTTP to the vLLM server, over its socket or its port.
+"""HTTP to the vLLM server, over its socket or its port: requests of gateways (`exchange`), and questions of ours.
 
 A connection a request: closing it is how vLLM hears that nobody waits for the answer any more.
 """
 
 from __future__ import annotations
 
-import io
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
+
+from sidecar.exchange import Exchange
 
 #: Seconds for a connection, and for an answer to a question about the server itself. The latter is longer than a server
 #: may be silent before it counts as stalled, so that a slow answer ends that.
 CONNECT_S, ASK_S = 5.0, 10.0
 #: Bytes of an answer to such a question; vLLM's own description of its routes has a quarter of a million.
 _MOST_BYTES = 16 << 20
-#: Bytes of an answer that are read ahead of whom they are for.
-_AHEAD_BYTES = 64 << 10
 
 
 class ServerGone(Exception):
@@ -38,6 +38,7 @@ class VllmClient:
     def __init__(self, place: Path | str, key: Callable[[], str]) -> None:
         """place: the server's socket, or its URL without a path. key: reads its API key; empty: it has none. Raises
         OSError."""
+        self._place = place
         connector: aiohttp.BaseConnector
         if isinstance(place, Path):
             self._url, connector = "http://vllm", aiohttp.UnixConnector(str(place), force_close=True, limit=0)
@@ -49,7 +50,6 @@ class VllmClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
-            read_bufsize=_AHEAD_BYTES,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             skip_auto_headers=("user-agent",),
         )
@@ -58,16 +58,22 @@ class VllmClient:
         """Close every connection."""
         await self._session.close()
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Exchange:
         """The answer, once its head is here; the caller closes it. Raises ServerGone."""
-        # aiohttp writes bytes in one piece.
-        data = body if len(body) <= _AHEAD_BYTES else io.BytesIO(body)
         try:
-            return await self._session.post(self._url + path, data=data, headers=headers, allow_redirects=False)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
+            async with asyncio.timeout(CONNECT_S):
+                exchange = await Exchange.connect(self._place)
+        except OSError as e:
             raise ServerGone(f"cannot be reached ({_reason(e)})", sent=False) from e
-        except (aiohttp.ClientError, OSError) as e:
+        try:
+            await exchange.begin(path, headers, body)
+        except OSError as e:
+            exchange.close()
             raise ServerGone(f"closed the connection ({_reason(e)})", sent=True) from e
+        except BaseException:
+            exchange.close()
+            raise
+        return exchange
 
     async def ask(self, path: str, body: bytes | None = None, timeout_s: float = ASK_S) -> tuple[int, bytes]:
         """Status and body of a question about the server itself: a GET, or a POST of JSON. Raises ServerGone,

@@ -11,14 +11,18 @@ from contracts.models import ModelState
 from sidecar.core.flights import Flights, pages
 from sidecar.engine import ServedModel
 from sidecar.tally import Tally
+from sidecar.warming import Warming
 from sidecar.watching import Watching
 
 
 class SidecarMetrics(Collector):
     """Collected on another thread; each figure is read at once."""
 
-    def __init__(self, model: ServedModel, watching: Watching, flights: Flights, tally: Tally) -> None:
+    def __init__(
+        self, model: ServedModel, watching: Watching, flights: Flights, tally: Tally, warming: Warming
+    ) -> None:
         self._model, self._watching, self._flights, self._tally = model, watching, flights, tally
+        self._warming = warming
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
@@ -51,6 +55,9 @@ class SidecarMetrics(Collector):
         )
         yield CounterMetricFamily(
             "upbeat_sidecar_wakes", "Tokens computed to wake an idle engine for an erasure", self._watching.wakes
+        )
+        yield CounterMetricFamily(
+            "upbeat_sidecar_warm_ups", "Hinted sessions brought into the server's own cache", self._warming.warmed
         )
 
     def _servers(self) -> Iterator[Metric]:

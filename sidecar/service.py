@@ -13,6 +13,7 @@ from contracts.frames import MOST_STEPS, Commands, StepFrame, Unreadable, encode
 from contracts.request import Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
+from sidecar.calls import Call
 from sidecar.core.flights import Flights
 from sidecar.relay import Relay
 
@@ -31,12 +32,12 @@ class SidecarServer(worker_pb2_grpc.WorkerServicer):
         self._streams: set[asyncio.Queue[StepFrame]] = set()
 
     async def Http(
-        self, request_iterator: AsyncIterator[worker_pb2.HttpUp], context: Any
-    ) -> AsyncIterator[worker_pb2.HttpDown]:
+        self, request_iterator: AsyncIterator[worker_pb2.HttpUps], context: Any
+    ) -> AsyncIterator[worker_pb2.HttpDowns]:
         """See the proto."""
-        async with contextlib.aclosing(self.relay.answer(request_iterator)) as downs:
-            async for down in downs:
-                yield down
+        async with contextlib.aclosing(Call(self.relay).answer(request_iterator)) as messages:
+            async for message in messages:
+                yield message
 
     async def Stream(
         self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any

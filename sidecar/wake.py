@@ -1,43 +1,53 @@
-"""The socket on which the connector says that its engine is idle and must step (vllm-plugin, `scheduler_side`).
+"""The socket on which the connector asks its sidecar for something (vllm-plugin, `scheduler_side`). Nothing is
+answered, and the directory keeps other users out.
 
-An idle vLLM engine sleeps until a request comes, and only then evicts the blocks of a session that was erased. Any
-message means the same, and nothing is answered. The directory keeps other users out.
+An empty message: an idle vLLM engine must step, to evict the blocks of a session that was erased. Any other
+(`contracts.warm_up`): a hinted session is in the arena.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
-#: Messages read at a time; more say nothing new.
-_MOST = 64
+from contracts.kv import MAX_NOTE_BYTES
+
+_READ_S = 5.0
+_MOST_BYTES = MAX_NOTE_BYTES + (64 << 10)
 
 
 class WakeSocket:
     """See the module."""
 
-    def __init__(self, path: Path, woken: Callable[[], None]) -> None:
-        """woken: called on the event loop for one or more messages. Raises OSError."""
-        self._path, self._woken = path, woken
-        path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(path))
-        path.chmod(0o600)
-        self._socket.setblocking(False)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._read)
+    def __init__(self, path: Path, woken: Callable[[], None], offered: Callable[[bytes], None]) -> None:
+        """woken, offered: called on the event loop for each message of its kind."""
+        self._path, self._woken, self._offered = path, woken, offered
+        self._server: asyncio.Server | None = None
 
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):
-            for _ in range(_MOST):
-                self._socket.recv(16)
-        self._woken()
+    async def open(self) -> None:
+        """Listen. Raises OSError."""
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(self._path))
+        self._path.chmod(0o600)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        message = bytearray()
+        try:
+            async with asyncio.timeout(_READ_S):
+                while len(message) <= _MOST_BYTES and (piece := await reader.read(_MOST_BYTES)):
+                    message += piece
+        except (TimeoutError, OSError):
+            return
+        finally:
+            writer.close()
+        if not message:
+            self._woken()
+        elif len(message) <= _MOST_BYTES:
+            self._offered(bytes(message))
 
     def close(self) -> None:
         """Stop listening."""
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
-        self._path.unlink(missing_ok=True)
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)

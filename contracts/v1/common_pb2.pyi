@@ -33,20 +33,22 @@ class KvShape(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., piece_bytes: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("session", "model", "fingerprint", "keys", "tokens", "last_use_s")
+    __slots__ = ("session", "model", "fingerprint", "keys", "tokens", "last_use_s", "note")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAST_USE_S_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     session: Session
     model: str
     fingerprint: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     tokens: int
     last_use_s: float
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[int] = ..., last_use_s: _Optional[float] = ...) -> None: ...
+    note: bytes
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[int] = ..., last_use_s: _Optional[float] = ..., note: _Optional[bytes] = ...) -> None: ...
 
 class Advisory(_message.Message):
     __slots__ = ("session", "model_id", "expected_arrival_s", "ordered", "priority", "ttl_s", "advisory_id", "pin_node", "caller")

@@ -208,20 +208,22 @@ class SaveGrant(_message.Message):
     def __init__(self, save_id: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ..., refused: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrefetchOffer(_message.Message):
-    __slots__ = ("session", "fingerprint", "keys", "priority", "arrival_s", "expires_s")
+    __slots__ = ("session", "fingerprint", "keys", "priority", "arrival_s", "expires_s", "note")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_S_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     session: _common_pb2.Session
     fingerprint: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     priority: int
     arrival_s: float
     expires_s: float
-    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., priority: _Optional[int] = ..., arrival_s: _Optional[float] = ..., expires_s: _Optional[float] = ...) -> None: ...
+    note: bytes
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., priority: _Optional[int] = ..., arrival_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., note: _Optional[bytes] = ...) -> None: ...
 
 class Erase(_message.Message):
     __slots__ = ("keys", "sessions")

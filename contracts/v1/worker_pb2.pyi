@@ -66,13 +66,33 @@ class DetokenizeReply(_message.Message):
     refused: str
     def __init__(self, text: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
 
+class HttpUps(_message.Message):
+    __slots__ = ("ups",)
+    UPS_FIELD_NUMBER: _ClassVar[int]
+    ups: _containers.RepeatedCompositeFieldContainer[HttpUp]
+    def __init__(self, ups: _Optional[_Iterable[_Union[HttpUp, _Mapping]]] = ...) -> None: ...
+
 class HttpUp(_message.Message):
-    __slots__ = ("head", "body")
+    __slots__ = ("flight", "head", "body", "taken", "cancel")
+    FLIGHT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    flight: int
     head: HttpRequest
-    body: bytes
-    def __init__(self, head: _Optional[_Union[HttpRequest, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...
+    body: HttpBody
+    taken: int
+    cancel: bool
+    def __init__(self, flight: _Optional[int] = ..., head: _Optional[_Union[HttpRequest, _Mapping]] = ..., body: _Optional[_Union[HttpBody, _Mapping]] = ..., taken: _Optional[int] = ..., cancel: _Optional[bool] = ...) -> None: ...
+
+class HttpBody(_message.Message):
+    __slots__ = ("piece", "last")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    piece: bytes
+    last: bool
+    def __init__(self, piece: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class HttpRequest(_message.Message):
     __slots__ = ("request_id", "model", "path", "headers", "tenant", "session_id", "priority", "source_nodes", "cache_salt", "prompt_tokens", "expected_tokens", "kept_tokens")
@@ -110,15 +130,25 @@ class HttpHeader(_message.Message):
     value: str
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
+class HttpDowns(_message.Message):
+    __slots__ = ("downs",)
+    DOWNS_FIELD_NUMBER: _ClassVar[int]
+    downs: _containers.RepeatedCompositeFieldContainer[HttpDown]
+    def __init__(self, downs: _Optional[_Iterable[_Union[HttpDown, _Mapping]]] = ...) -> None: ...
+
 class HttpDown(_message.Message):
-    __slots__ = ("head", "body", "failed")
+    __slots__ = ("flight", "head", "body", "end", "failed")
+    FLIGHT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    flight: int
     head: HttpAnswer
     body: bytes
+    end: bool
     failed: HttpFailure
-    def __init__(self, head: _Optional[_Union[HttpAnswer, _Mapping]] = ..., body: _Optional[bytes] = ..., failed: _Optional[_Union[HttpFailure, _Mapping]] = ...) -> None: ...
+    def __init__(self, flight: _Optional[int] = ..., head: _Optional[_Union[HttpAnswer, _Mapping]] = ..., body: _Optional[bytes] = ..., end: _Optional[bool] = ..., failed: _Optional[_Union[HttpFailure, _Mapping]] = ...) -> None: ...
 
 class HttpAnswer(_message.Message):
     __slots__ = ("status", "headers")

@@ -51,8 +51,8 @@ class WorkerStub:
                 _registered_method=True)
         self.Http = channel.stream_stream(
                 '/upbeat.v1.Worker/Http',
-                request_serializer=contracts_dot_v1_dot_worker__pb2.HttpUp.SerializeToString,
-                response_deserializer=contracts_dot_v1_dot_worker__pb2.HttpDown.FromString,
+                request_serializer=contracts_dot_v1_dot_worker__pb2.HttpUps.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_worker__pb2.HttpDowns.FromString,
                 _registered_method=True)
 
 
@@ -78,8 +78,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Http(self, request_iterator, context):
-        """One request to an engine with HTTP of its own (ModelInfo.wire = http). Up: a head, then the body. Down: a failure, or a head and the body,
-        as the engine sends them. Ending the call cancels the request.
+        """All requests of one gateway process to an engine with HTTP of its own (ModelInfo.wire = http). Ending the call cancels them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,8 +104,8 @@ def add_WorkerServicer_to_server(servicer, server):
             ),
             'Http': grpc.stream_stream_rpc_method_handler(
                     servicer.Http,
-                    request_deserializer=contracts_dot_v1_dot_worker__pb2.HttpUp.FromString,
-                    response_serializer=contracts_dot_v1_dot_worker__pb2.HttpDown.SerializeToString,
+                    request_deserializer=contracts_dot_v1_dot_worker__pb2.HttpUps.FromString,
+                    response_serializer=contracts_dot_v1_dot_worker__pb2.HttpDowns.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,8 +214,8 @@ class Worker:
             request_iterator,
             target,
             '/upbeat.v1.Worker/Http',
-            contracts_dot_v1_dot_worker__pb2.HttpUp.SerializeToString,
-            contracts_dot_v1_dot_worker__pb2.HttpDown.FromString,
+            contracts_dot_v1_dot_worker__pb2.HttpUps.SerializeToString,
+            contracts_dot_v1_dot_worker__pb2.HttpDowns.FromString,
             options,
             channel_credentials,
             insecure,

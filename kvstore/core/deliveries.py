@@ -27,8 +27,11 @@ from kvstore.core.usefulness import Usefulness
 class Deliveries:
     """See the module. Of a load it changes `leased`, `fresh` and `offered`."""
 
-    def __init__(self, ledger: Ledger, sessions: Sessions, usefulness: Usefulness, out: list[Instruction]) -> None:
+    def __init__(
+        self, ledger: Ledger, index: Index, sessions: Sessions, usefulness: Usefulness, out: list[Instruction]
+    ) -> None:
         self._ledger = ledger
+        self._index = index
         self._sessions = sessions
         self._usefulness = usefulness
         self._out = out
@@ -69,8 +72,10 @@ class Deliveries:
             keys = tuple(key for key, _ in load.wants[: load.found])
             arrival = 0.0 if advice.arrival == math.inf else max(0.0, advice.arrival - now)
             left_s = advice.expires - now
+            fingerprint, manifest = load.shape.fingerprint, self._index.manifests.get(load.session)
+            note = manifest.note if manifest is not None and manifest.fingerprint == fingerprint else b""
             self._out.append(
-                Offer(load.session, load.shape.fingerprint, keys, advice.priority, arrival, left_s, advice.device)
+                Offer(load.session, fingerprint, keys, advice.priority, arrival, left_s, advice.device, note)
             )
 
     def end(self, load: StoreLoad) -> None:

@@ -185,7 +185,7 @@ class FetchManifest:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Offer an advised session to the device's worker. Times are seconds from now."""
+    """Offer an advised session to the device's worker. Times are seconds from now. note: of its manifest."""
 
     session: SessionKey
     fingerprint: bytes
@@ -194,6 +194,7 @@ class Offer:
     arrival_s: float
     expires_s: float
     device: int = 0
+    note: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

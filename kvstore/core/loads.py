@@ -54,7 +54,7 @@ class Loads:
         self._meter = meter
         self._sources = Sources(index, meter)
         self._out = out
-        self._deliveries = Deliveries(ledger, sessions, usefulness, out)
+        self._deliveries = Deliveries(ledger, index, sessions, usefulness, out)
         self._loads: dict[LoadId, StoreLoad] = {}
         #: Advised sessions whose load ended incomplete for lack of room. hints.py reads and clears it.
         self.short: dict[SessionKey, None] = {}

@@ -75,6 +75,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             manifest.last_use_s,
             b"".join(manifest.former),
             manifest.life,
+            manifest.note,
         ]
     )
     return _sealed(_MAGIC, body)
@@ -145,8 +146,16 @@ def decode_manifest(data: bytes) -> Manifest:
         tenant, session_id, model, fingerprint, keys, tokens, last_use_s, *more = _opened(_MAGIC, data)
     except (ValueError, TypeError) as e:
         raise PieceLost("not a manifest") from e
-    # Older manifests lack former chunks and lives.
-    former, life = [*more, b"", 0][:2] if len(more) < 2 else more[:2]
+    # Older manifests lack former chunks and lives, or notes.
+    former, life, note = (more + [b"", 0, b""][len(more) :])[:3]
     return Manifest(
-        SessionKey(tenant, session_id), model, fingerprint, _cut(keys), tokens, last_use_s, _cut(former), int(life)
+        SessionKey(tenant, session_id),
+        model,
+        fingerprint,
+        _cut(keys),
+        tokens,
+        last_use_s,
+        _cut(former),
+        int(life),
+        bytes(note),
     )

@@ -29,6 +29,13 @@ class Pace:
     generated_tokens: float = 0.0
     batch: float = 1.0
     _last: Sample | None = None
+    #: Requests of the sidecar's own that figures will count, and their seconds.
+    _own: int = 0
+    _own_s: float = 0.0
+
+    def own(self, seconds: float) -> None:
+        """A request of the sidecar's own for one token has ended: it is left out."""
+        self._own, self._own_s = self._own + 1, self._own_s + seconds
 
     def seen(self, sample: Sample) -> None:
         """Learn from the figures of a moment. Those of a server that has started anew begin a new count."""
@@ -37,16 +44,20 @@ class Pace:
             self.batch += 0.1 * (sample.running - self.batch)
         if last is None or not sample.follows(last):
             return
-        ended = sample.ended - last.ended
+        own = min(self._own, int(sample.ended - last.ended))
+        ended = sample.ended - last.ended - own
+        own_s, self._own, self._own_s = self._own_s, 0, 0.0
         if ended <= 0:
             return
         kept = max(1.0 - ended / _REMEMBERED, 0.0) if ended < _REMEMBERED else 0.0
         self.requests = kept * self.requests + ended
-        self.prefill_s = kept * self.prefill_s + sample.ended_prefill_s - last.ended_prefill_s
-        self.computed_tokens = kept * self.computed_tokens + sample.ended_computed_tokens - last.ended_computed_tokens
+        prefill_s = max(sample.ended_prefill_s - last.ended_prefill_s - own_s, 0.0)
+        self.prefill_s = kept * self.prefill_s + prefill_s
+        computed = sample.ended_computed_tokens - last.ended_computed_tokens - own
+        self.computed_tokens = kept * self.computed_tokens + computed
         self.decode_s = kept * self.decode_s + sample.ended_decode_s - last.ended_decode_s
         self.generated_tokens = (
-            kept * self.generated_tokens + sample.ended_generated_tokens - last.ended_generated_tokens
+            kept * self.generated_tokens + sample.ended_generated_tokens - last.ended_generated_tokens - own
         )
 
     @property

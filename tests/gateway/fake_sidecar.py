@@ -13,6 +13,7 @@ import grpc
 from gateway_fakes import MODEL, QUICK, Stack, ToyWorker, stack, until
 
 from contracts.errors import RequestError, Unavailable, to_wire
+from contracts.http_flights import PIECE_BYTES, WINDOW_BYTES
 from contracts.v1 import scheduler_pb2
 from contracts.v1 import worker_pb2 as pb
 from gateway.core.retry import RetryLimits
@@ -50,7 +51,7 @@ class FakeSidecar(ToyWorker):
     def __init__(self, node: str) -> None:
         super().__init__(node)
         self.heard: list[Heard] = []
-        #: Attempts whose call ended before their answer.
+        #: Attempts that were cancelled, or whose call ended, before their answer was complete.
         self.broken: list[str] = []
         self.tokens = ["Hello", " my", " friend"]
         self.call: tuple[str, str] | None = None
@@ -68,60 +69,64 @@ class FakeSidecar(ToyWorker):
         #: It answers with these instead: head and pieces.
         self.answers: tuple[pb.HttpAnswer, list[bytes]] | None = None
         #: A whole answer's pieces have at most so many bytes.
-        self.piece_bytes = 1 << 20
+        self.piece_bytes = 64 << 10
         self.sent_bytes = 0
+        #: It sends whether or not there is room.
+        self.ignores_windows = False
+        #: Calls of `Http`.
+        self.calls = 0
 
-    async def Http(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.HttpDown]:
+    async def Http(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.HttpDowns]:
         if self.frozen:
             await asyncio.sleep(1e3)
-        if self.early is not None:
-            self.refused_early += 1
-            yield pb.HttpDown(failed=self.early)
-            return
-        head, body = pb.HttpRequest(), bytearray()
-        async for message in request_iterator:
-            if message.WhichOneof("kind") == "head":
-                head = message.head
-            else:
-                assert len(message.body) <= 1 << 20
-                body += message.body
-        heard = Heard(head, bytes(body))
+        self.calls += 1
+        call = _Call(self)
+        reader = asyncio.create_task(call.read(request_iterator))
+        try:
+            while not isinstance(down := await call.out.get(), grpc.StatusCode):
+                yield pb.HttpDowns(downs=[down])
+                self.sent_bytes += len(down.body)
+            await context.abort(down, "broken")
+        finally:
+            reader.cancel()
+            for task in call.tasks.values():
+                task.cancel()
+
+    async def run(self, call: _Call, number: int, heard: Heard) -> None:
+        """Answer one request."""
         self.heard.append(heard)
         complete = False
         try:
             if self.failures:
-                yield pb.HttpDown(failed=self.failures.pop(0))
+                call.say(number, failed=self.failures.pop(0))
                 complete = True
                 return
-            number = 0
+            said = 0
             async for down in self._answer(heard):
-                if number and number - 1 == self.breaks_after:
-                    complete = await self._break(context)
+                if said and said - 1 == self.breaks_after:
                     if isinstance(self.ends_with, pb.HttpFailure):
-                        yield pb.HttpDown(failed=self.ends_with)
-                    return
-                number += 1
-                yield down
-                self.sent_bytes += len(down.body)
+                        call.say(number, failed=self.ends_with)
+                        complete = True
+                        return
+                    if self.ends_with is not None:
+                        call.out.put_nowait(self.ends_with)
+                    await asyncio.sleep(1e3)
+                said += 1
+                await call.pass_on(number, down)
+            call.say(number, end=True)
             complete = True
         finally:
             if not complete:
-                self.broken.append(head.request_id)
-
-    async def _break(self, context: Any) -> bool:
-        if isinstance(self.ends_with, grpc.StatusCode):
-            await context.abort(self.ends_with, "broken")
-        if self.ends_with is None:
-            await asyncio.sleep(1e3)
-        return True
+                self.broken.append(heard.head.request_id)
 
     async def _answer(self, heard: Heard) -> AsyncIterator[pb.HttpDown]:
         if self.answers is not None:
             head, pieces = self.answers
             yield pb.HttpDown(head=head)
-            for piece in pieces:
-                await asyncio.sleep(self.pace_s)
-                yield pb.HttpDown(body=piece)
+            for whole in pieces:
+                for at in range(0, len(whole), self.piece_bytes):
+                    await asyncio.sleep(self.pace_s)
+                    yield pb.HttpDown(body=whole[at : at + self.piece_bytes])
             return
         streams = bool(heard.body.get("stream"))
         kind = "text/event-stream; charset=utf-8" if streams else "application/json"
@@ -258,6 +263,60 @@ def head_of(content_type: str, status: int = 200, **headers: str) -> pb.HttpAnsw
 
 def _event(value: Any, name: str = "") -> bytes:
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+class _Call:
+    """A gateway's call of `Http`: its requests by number, and what is to be sent."""
+
+    def __init__(self, sidecar: FakeSidecar) -> None:
+        self._sidecar = sidecar
+        self.out: asyncio.Queue[pb.HttpDown | grpc.StatusCode] = asyncio.Queue()
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self._arriving: dict[int, tuple[pb.HttpRequest, bytearray]] = {}
+        self._open: dict[int, int] = {}
+        self._granted = asyncio.Condition()
+
+    async def read(self, messages: AsyncIterator[pb.HttpUps]) -> None:
+        async for message in messages:
+            for up in message.ups:
+                await self._take(up)
+
+    async def _take(self, up: pb.HttpUp) -> None:
+        kind, number = up.WhichOneof("kind"), up.flight
+        if kind == "head":
+            if self._sidecar.early is not None:
+                self._sidecar.refused_early += 1
+                self.say(number, failed=self._sidecar.early)
+                return
+            self._arriving[number], self._open[number] = (up.head, bytearray()), WINDOW_BYTES
+        elif kind == "body" and number in self._arriving:
+            assert len(up.body.piece) <= PIECE_BYTES
+            head, body = self._arriving[number]
+            body += up.body.piece
+            if up.body.last:
+                del self._arriving[number]
+                self.tasks[number] = asyncio.create_task(self._sidecar.run(self, number, Heard(head, bytes(body))))
+        elif kind == "taken":
+            async with self._granted:
+                self._open[number] += up.taken
+                self._granted.notify_all()
+        elif kind == "cancel":
+            self._arriving.pop(number, None)
+            if number in self.tasks:
+                self.tasks[number].cancel()
+
+    def say(self, number: int, **kind: Any) -> None:
+        """Send an item."""
+        self.out.put_nowait(pb.HttpDown(flight=number, **kind))
+
+    async def pass_on(self, number: int, down: pb.HttpDown) -> None:
+        """Send an item of an answer once there is room for it."""
+        if not self._sidecar.ignores_windows:
+            async with self._granted:
+                await self._granted.wait_for(lambda: self._open[number] >= len(down.body))
+                self._open[number] -= len(down.body)
+        down.flight = number
+        self.out.put_nowait(down)
 
 
 @dataclass

@@ -269,3 +269,4 @@ def test_an_event_that_is_too_long_passes_in_parts() -> None:
 def test_the_data_of_events() -> None:
     events = b"event: a\ndata: 1\n\n: comment\n\ndata:2\n\ndata: 3\ndata: 4\n\n\r\ndata: 5\r\n\r\n"
     assert data_of(events) == [b"1", b"2", b"3\n4", b"5"]
+    assert data_of(b"data: 1\n\n") == data_of(b"data: 1\r\n\n") == data_of(b"\ndata: 1\n\n") == [b"1"]

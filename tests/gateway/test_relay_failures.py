@@ -187,7 +187,7 @@ async def test_a_long_answer_that_breaks_off_ends_its_connection() -> None:
     async with http_stack(retry_limits=HURRY) as s:
         first = s.sidecars[0]
         first.answers = head_of("application/json"), [b"x" * (1 << 20)] * 12
-        first.breaks_after, first.ends_with = 10, UNAVAILABLE
+        first.breaks_after, first.ends_with = 160, UNAVAILABLE
         with pytest.raises(aiohttp.ClientError):
             await s.raw(CHAT, body())
         assert calls(s) == [1, 0]
@@ -200,7 +200,7 @@ async def test_an_answer_of_eight_mebibytes_begins_again_at_its_last_byte() -> N
     async with http_stack() as s:
         for sidecar in s.sidecars:
             sidecar.answers = head_of("application/json"), [b"x" * (1 << 20)] * 8
-        s.sidecars[0].breaks_after, s.sidecars[0].ends_with = 7, UNAVAILABLE
+        s.sidecars[0].breaks_after, s.sidecars[0].ends_with = 127, UNAVAILABLE
         status, answer, headers = await s.raw(CHAT, body())
         assert (status, len(answer), headers["X-Upbeat-Node"]) == (200, 8 << 20, "node-1")
 

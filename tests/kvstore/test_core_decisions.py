@@ -324,7 +324,8 @@ def test_a_first_turn_that_ends_after_its_session_was_erased_does_not_bring_it_b
 def test_the_offer_goes_out_when_layer_0_is_there_and_not_before():
     store = make()
     store.handle(ev.Recovered(copies(KEYS[:2])))
-    store.handle(ev.ManifestsListed([Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0)], 0.0))
+    known = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0, note=b"note")
+    store.handle(ev.ManifestsListed([known], 0.0))
     fetches = of(do.Fetch, store.handle(ev.Advised(SESSION, -1, 2.0, 62.0, (), 0.0)))
     assert [(f.pieces[0].layer, f.pieces[0].key) for f in fetches] == [
         (0, KEYS[0]),
@@ -336,6 +337,7 @@ def test_the_offer_goes_out_when_layer_0_is_there_and_not_before():
     (offer,) = of(do.Offer, store.handle(ev.FetchDone(fetches[1].fetch, {}, 0.5)))
     assert offer.keys == tuple(KEYS[:2]) and offer.priority == -1
     assert offer.arrival_s == pytest.approx(1.5) and offer.expires_s == pytest.approx(61.5)
+    assert offer.note == b"note"
 
 
 def test_an_invalidation_stops_a_prefetch_that_is_still_queued():

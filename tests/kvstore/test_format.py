@@ -124,16 +124,18 @@ def test_distinct_sessions_have_distinct_objects():
     assert len(paths) == len(odd) ** 2
 
 
-def test_a_manifest_of_a_store_that_knew_no_former_chunks_reads_as_one_without():
-    body = msgpack.packb(["t", "s", "model", b"f" * 32, b"k" * 64, 32, 12.5])
+@pytest.mark.parametrize("more", [[], [b"e" * 32], [b"e" * 32, 4]])
+def test_a_manifest_of_an_older_store_reads_as_one_without_what_that_did_not_know(more: list[object]):
+    body = msgpack.packb(["t", "s", "model", b"f" * 32, b"k" * 64, 32, 12.5, *more])
     old = b"UPBEATMF\x01" + xxhash.xxh3_64_digest(body) + body
-    assert decode_manifest(old) == Manifest(SessionKey("t", "s"), "model", b"f" * 32, [b"k" * 32] * 2, 32, 12.5)
+    former, life = ([b"e" * 32] if more else []), (4 if len(more) == 2 else 0)
+    wanted = Manifest(SessionKey("t", "s"), "model", b"f" * 32, [b"k" * 32] * 2, 32, 12.5, former, life)
+    assert decode_manifest(old) == wanted
 
 
 def test_a_manifest_reads_back_and_any_flipped_byte_is_noticed():
-    manifest = Manifest(
-        SessionKey("t", "s"), "model", b"f" * 32, [bytes([i]) * 32 for i in range(5)], 333, 12.5, [b"e" * 32]
-    )
+    keys = [bytes([i]) * 32 for i in range(5)]
+    manifest = Manifest(SessionKey("t", "s"), "model", b"f" * 32, keys, 333, 12.5, [b"e" * 32], 4, b"note")
     data = encode_manifest(manifest)
     assert decode_manifest(data) == manifest
     for i in range(len(data)):

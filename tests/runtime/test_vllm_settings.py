@@ -142,6 +142,7 @@ def test_the_connector_is_told_its_store_and_where_the_sidecar_hears(tmp_path: P
         "secret": str(tmp_path / "data" / "secret"),
         "device": 0,
         "wake": str(tmp_path / "run" / "vllm-0" / "wake.sock"),
+        "warm_up": True,
     }
     with pytest.raises(ConfigError, match="--node 9"):
         transfer_config(config, 9, 0, Path("/w"))

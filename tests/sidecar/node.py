@@ -48,12 +48,13 @@ def configured(folder: Path, port: int, **more: Any) -> Config:
 
 
 class Answer:
-    """What came of one Http call."""
+    """What came of one request."""
 
     def __init__(self) -> None:
         self.heads: list[pb.HttpAnswer] = []
         self.pieces: list[bytes] = []
         self.failures: list[pb.HttpFailure] = []
+        self.ended = False
 
     @property
     def body(self) -> bytes:
@@ -73,13 +74,16 @@ class Answer:
 
     def take(self, down: pb.HttpDown) -> None:
         kind = down.WhichOneof("kind")
-        assert not self.failures, "nothing follows a failure"
+        assert not self.failures and not self.ended, "nothing follows"
         if kind == "head":
             assert not self.heads and not self.pieces
             self.heads.append(down.head)
         elif kind == "body":
             assert self.heads
             self.pieces.append(down.body)
+        elif kind == "end":
+            assert self.heads
+            self.ended = True
         else:
             self.failures.append(down.failed)
 
@@ -91,6 +95,7 @@ class Node:
         self.config = config
         self.listener = Listener(config.scheduler_addresses[0])
         self.sidecar: SidecarProcess
+        self._http: HttpCall | None = None
 
     async def start(self) -> None:
         self.tasks = Tasks()
@@ -101,6 +106,8 @@ class Node:
         self.stub: Any = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call]
 
     async def stop(self) -> None:
+        if self._http is not None:
+            await self._http.close()
         await self.channel.close()
         await self.sidecar.stop()
         self.sidecar._lock.release()
@@ -118,25 +125,23 @@ class Node:
         """The server serves, and the scheduler has heard of it."""
         await self.until(lambda: self.sidecar.watching.up and bool(self.listener.loads))
 
-    def call(self, body: Any = None, *, pieces: list[bytes] | None = None, **head: Any) -> Any:
-        """An Http call; body: as JSON, or its bytes."""
+    @property
+    def http(self) -> HttpCall:
+        """A gateway's call for all its requests."""
+        if self._http is None:
+            self._http = HttpCall(self.stub)
+        return self._http
+
+    def call(self, body: Any = None, *, pieces: list[bytes] | None = None, **head: Any) -> Asking:
+        """A request; body: as JSON, or its bytes."""
         raw = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()
-        said = {"request_id": "r-1", "model": MODEL, "path": "/v1/chat/completions", "tenant": "default"} | head
-
-        async def ups() -> AsyncIterator[pb.HttpUp]:
-            yield pb.HttpUp(head=pb.HttpRequest(**said))
-            for piece in [raw] if pieces is None else pieces:
-                yield pb.HttpUp(body=piece)
-
-        return self.stub.Http(ups())
+        asking = self.http.begin(**head)
+        asking.send(*([raw] if pieces is None else pieces))
+        return asking
 
     async def ask(self, body: Any = None, **more: Any) -> Answer:
         """The whole answer."""
-        answer = Answer()
-        async with asyncio.timeout(LIMIT_S):
-            async for down in self.call(body, **more):
-                answer.take(down)
-        return answer
+        return await self.call(body, **more).whole()
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[Stream]:
@@ -146,6 +151,90 @@ class Node:
             yield made
         finally:
             await made.close()
+
+
+class Asking:
+    """One request of an `HttpCall`. grants: whether what is read makes room for more."""
+
+    def __init__(self, call: HttpCall, number: int) -> None:
+        self.call, self.number, self.grants = call, number, True
+        self.downs: asyncio.Queue[pb.HttpDown | None] = asyncio.Queue()
+
+    def send(self, *pieces: bytes, last: bool = True) -> None:
+        """The next pieces of the body. last: it is complete with them."""
+        for place, piece in enumerate(pieces, 1):
+            body = pb.HttpBody(piece=piece, last=last and place == len(pieces))
+            self.call.send(pb.HttpUp(flight=self.number, body=body))
+
+    def grant(self, length: int) -> None:
+        """There is room for so many bytes more."""
+        self.call.send(pb.HttpUp(flight=self.number, taken=length))
+
+    def cancel(self) -> None:
+        """Nobody waits for it."""
+        self.call.send(pb.HttpUp(flight=self.number, cancel=True))
+
+    async def read(self, limit_s: float = LIMIT_S) -> pb.HttpDown:
+        """The next item. Raises ConnectionError when the call has ended."""
+        async with asyncio.timeout(limit_s):
+            down = await self.downs.get()
+        if down is None:
+            raise ConnectionError
+        if self.grants and down.body:
+            self.grant(len(down.body))
+        return down
+
+    async def whole(self, limit_s: float = LIMIT_S) -> Answer:
+        """All of the answer; limit_s: of each item."""
+        answer = Answer()
+        while not answer.ended and not answer.failures:
+            answer.take(await self.read(limit_s))
+        return answer
+
+
+class HttpCall:
+    """A gateway's call of `Worker.Http`. messages: all that came, as it came."""
+
+    def __init__(self, stub: Any) -> None:
+        self._sent: asyncio.Queue[pb.HttpUps] = asyncio.Queue()
+        self._asking: dict[int, Asking] = {}
+        self.messages: list[list[pb.HttpDown]] = []
+        self._call = stub.Http(self._ups())
+        self._reader = asyncio.ensure_future(self._read())
+
+    def begin(self, **head: Any) -> Asking:
+        """A request whose body is still to be sent."""
+        said = {"request_id": "r-1", "model": MODEL, "path": "/v1/chat/completions", "tenant": "default"} | head
+        number = len(self._asking) + 1
+        asking = self._asking[number] = Asking(self, number)
+        self.send(pb.HttpUp(flight=number, head=pb.HttpRequest(**said)))
+        return asking
+
+    def send(self, *ups: pb.HttpUp) -> None:
+        """One message."""
+        self._sent.put_nowait(pb.HttpUps(ups=ups))
+
+    async def _ups(self) -> AsyncIterator[pb.HttpUps]:
+        while True:
+            yield await self._sent.get()
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._call:
+                self.messages.append(list(message.downs))
+                for down in message.downs:
+                    self._asking[down.flight].downs.put_nowait(down)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):
+            pass
+        finally:
+            for asking in self._asking.values():
+                asking.downs.put_nowait(None)
+
+    async def close(self) -> None:
+        """End it."""
+        self._call.cancel()
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
 
 
 class Stream:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
 from aiohttp import web
 
+from contracts.http_flights import MESSAGE_BYTES
 from contracts.v1 import worker_pb2 as pb
 from runtime.config_file import cluster_secret
 from sidecar.core.fields import salt_of
@@ -104,7 +104,7 @@ async def test_an_answer_comes_piece_by_piece_as_the_server_says_it(node: Made) 
             (flight,) = sidecar.sidecar.flights
             assert flight.answering and flight.produced == number + 1
     assert answer.pieces == [b"data: one\n\n", b"data: two\n\n", b"data: [DONE]\n\n"]
-    assert await call.read() is grpc.aio.EOF
+    assert (await call.read()).end
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 500, 503])
@@ -155,6 +155,7 @@ async def test_the_server_is_read_only_as_fast_as_the_gateway_takes(node: Made) 
 
     server.answer = answer
     call = sidecar.call()
+    call.grants = False
     await call.read()
     stuck = -1
     while written != stuck:
@@ -189,10 +190,12 @@ async def test_a_call_that_ends_ends_the_request_on_the_server(node: Made, when:
 async def test_a_gateway_that_dies_ends_its_requests(node: Made) -> None:
     sidecar, server = node
     server.answer = streamed("one", "two", wait=lambda n: asyncio.sleep(1000 * n))
-    call = sidecar.call()
-    await call.read()
+    asked = [sidecar.call(request_id=f"r-{n}") for n in range(3)]
+    for call in asked:
+        await call.read()
     await sidecar.channel.close()
-    await until(lambda: server.seen[0].cancelled)
+    await until(lambda: all(seen.cancelled for seen in server.seen) and not len(sidecar.sidecar.flights))
+    assert len(server.seen) == 3 and outcomes(sidecar) == {"cancelled": 3}
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -315,70 +318,39 @@ async def test_a_body_that_is_no_object_is_refused(node: Made, body: bytes) -> N
     assert (await sidecar.ask(body)).failure[0] == 400 and not server.seen
 
 
-async def test_calls_that_do_not_begin_with_a_head_or_have_two_are_refused(node: Made) -> None:
-    sidecar, server = node
-    head = pb.HttpUp(head=pb.HttpRequest(request_id="r", model="m", path="/tokenize", tenant="t"))
-    for ups in ([], [pb.HttpUp(body=b"{}")], [pb.HttpUp()], [head, head], [head, pb.HttpUp(body=b"{}"), head]):
-        answer = Answer()
-
-        async def sent(ups: list[pb.HttpUp] = ups) -> AsyncIterator[pb.HttpUp]:
-            for up in ups:
-                yield up
-
-        async for down in sidecar.stub.Http(sent()):
-            answer.take(down)
-        assert answer.failure[0] == 400
-    assert not server.seen and not len(sidecar.sidecar.flights)
-
-
 async def test_a_body_that_is_too_large_is_refused_and_given_back(make_node: Make) -> None:
     node, server = await make_node({"gateway": {"max_body_bytes": 10_000}})
     assert (await node.ask({"x": "y" * 1000})).status == 200
     failure = (await node.ask(pieces=[b"{" + b" " * 900_000, b" " * 900_000 + b"}"])).failure
     assert failure[0] == 413 and "gateway.max_body_bytes" in failure[1]
-    with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
-        await node.ask(pieces=[b"x" * (4 << 20)])
+    with pytest.raises(ConnectionError):
+        await node.ask(pieces=[b"x" * MESSAGE_BYTES])
     assert len(server.seen) == 1 and node.sidecar.handler.relay.tally.held_bytes == 0
 
 
 async def test_bodies_together_take_no_more_memory_than_is_configured(make_node: Make) -> None:
     settings = {"gateway": {"max_body_bytes": 600_000, "body_memory_bytes": 1 << 20}}
     node, _ = await make_node(settings)
-    go = asyncio.Event()
-
-    async def slowly(number: int) -> AsyncIterator[pb.HttpUp]:
-        said = {"request_id": f"r-{number}", "model": "m", "path": "/v1/completions", "tenant": "t"}
-        yield pb.HttpUp(head=pb.HttpRequest(**said))
-        yield pb.HttpUp(body=b"{" + b" " * 590_000)
-        await go.wait()
-        yield pb.HttpUp(body=b"}")
-
-    held = [node.stub.Http(slowly(n)) for n in range(2)]
+    held = [node.http.begin(request_id=f"r-{n}") for n in range(2)]
+    for asking in held:
+        asking.send(b"{" + b" " * 590_000, last=False)
     tally = node.sidecar.handler.relay.tally
     await until(lambda: tally.held_bytes > 1_100_000)
     failure = (await node.ask(b"{" + b" " * 590_000 + b"}")).failure
     assert failure[0] == 503 and "gateway.body_memory_bytes" in failure[1]
-    go.set()
-    for call in held:
-        answer = Answer()
-        async for down in call:
-            answer.take(down)
-        assert answer.status == 200
+    for asking in held:
+        asking.send(b"}")
+        assert (await asking.whole()).status == 200
     assert tally.held_bytes == 0
 
 
 async def test_a_body_that_does_not_come_gives_up_its_place(node: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     sidecar, _ = node
-    monkeypatch.setattr("sidecar.relay.BODY_S", 0.2)
-
-    async def ups() -> AsyncIterator[pb.HttpUp]:
-        yield pb.HttpUp(head=pb.HttpRequest(request_id="r", model="m", path="/tokenize", tenant="t"))
-        await asyncio.sleep(1000)
-
-    answer = Answer()
-    async for down in sidecar.stub.Http(ups()):
-        answer.take(down)
-    assert answer.failure[0] == 408 and not len(sidecar.sidecar.flights)
+    monkeypatch.setattr("sidecar.calls.BODY_S", 0.2)
+    asking = sidecar.http.begin(path="/tokenize")
+    asking.send(b"{", last=False)
+    assert (await asking.whole()).failure[0] == 408 and not len(sidecar.sidecar.flights)
+    assert sidecar.sidecar.handler.relay.tally.held_bytes == 0
 
 
 async def test_more_requests_than_may_wait_are_refused(make_node: Make) -> None:
@@ -437,8 +409,10 @@ async def test_a_server_without_figures_serves(make_node: Make) -> None:
 
 
 async def test_a_refusal_reaches_a_caller_who_still_sends(node: Made) -> None:
-    sidecar, _ = node
-    pieces = [b" " * (1 << 20)] * 15 + [b"{}"]
+    sidecar, server = node
     for _ in range(20):
-        status, message, ran, _ = (await sidecar.ask(pieces=pieces, path="/v1/admin")).failure
+        asking = sidecar.call(pieces=[b" " * (1 << 20)] * 15 + [b"{}"], path="/v1/admin")
+        status, message, ran, _ = (await asking.whole()).failure
         assert (status, ran) == (404, False) and "not passed" in message
+    assert (await sidecar.ask()).status == 200 and asking.downs.empty(), "what else came of it is dropped"
+    assert len(server.seen) == 1

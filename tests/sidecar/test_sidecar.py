@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import stat
 import sys
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contracts.errors import ConfigError
 from contracts.frames import encode_submit, together
+from contracts.ids import SessionKey
+from contracts.kv import MAX_NOTE_BYTES
 from contracts.request import GenerateRequest, Sampling
 from contracts.v1 import scheduler_pb2
 from contracts.v1 import worker_pb2 as pb
+from contracts.warm_up import encode_warm_up, note_of
 from runtime.service import Tasks
 from runtime.vllm_places import vllm_places
 from sidecar.__main__ import SidecarProcess, _key_of
@@ -264,19 +267,35 @@ async def test_tokenising_calls_are_refused_with_a_reason(node: Made) -> None:
         assert "Worker.Http" in json.loads(reply.refused)[1]
 
 
-# ---- waking an idle engine -------------------------------------------------------------------------------------------
+# ---- what the connector asks -----------------------------------------------------------------------------------------
+async def said(path: Path, message: bytes) -> None:
+    """The connector says it."""
+    _, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(message)
+    writer.close()
+    with contextlib.suppress(OSError):  # it does not read what is too long
+        await writer.wait_closed()
+
+
 async def test_a_message_on_its_socket_makes_the_engine_step(node: Made) -> None:
     made, server = node
     path, before = vllm_places(made.config, 0).wake, server.tokens
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
-        s.setblocking(False)
-        for _ in range(50):
-            with contextlib.suppress(BlockingIOError):  # as many as the kernel keeps
-                s.sendto(b"1", str(path))
+    for _ in range(50):
+        await said(path, b"")
     await made.until(lambda: server.tokens > before)
     await asyncio.sleep(0.7)
     assert before < server.tokens <= before + 5, "however often it is asked"
     assert made.sidecar.watching.wakes == server.tokens - before
+
+
+async def test_a_hinted_session_on_its_socket_is_warmed_up(node: Made) -> None:
+    made, _ = node
+    path = vllm_places(made.config, 0).wake
+    await said(path, b"nonsense")
+    await said(path, bytes(2 * MAX_NOTE_BYTES))
+    await said(path, encode_warm_up(SessionKey("t", "s"), note_of("salt", [5, 6, 7]), 3, 9.0))
+    await made.until(lambda: made.sidecar.warming.warmed == 1)
+    assert "upbeat_sidecar_warm_ups_total 1.0" in metrics(made)
 
 
 async def test_only_this_user_reaches_its_socket_and_its_key(node: Made) -> None:

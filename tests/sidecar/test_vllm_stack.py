@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ import grpc
 import psutil
 import pytest
 
-from contracts.v1 import worker_pb2 as pb
 from contracts.v1 import worker_pb2_grpc
 from loadtest.random_model import SHAPES, make_random_model
 from runtime.config_file import load_config
 from storelink.arena_sharing import arenas_of, remove_dead
-from tests.sidecar.node import Answer
+from tests.sidecar.node import Answer, HttpCall
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
@@ -131,19 +130,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], 
 
 async def through_sidecar(stack: UpVllm, path: str, body: Any, **head: Any) -> Answer:
     """What the sidecar answers."""
-    said = {"request_id": f"r-{time.monotonic_ns()}", "model": "m", "path": path, "tenant": "default"} | head
-
-    async def ups() -> AsyncIterator[pb.HttpUp]:
-        yield pb.HttpUp(head=pb.HttpRequest(**said))
-        yield pb.HttpUp(body=json.dumps(body).encode())
-
-    answer = Answer()
     async with grpc.aio.insecure_channel(stack.worker) as channel:
-        stub: Any = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
-        async with asyncio.timeout(180):
-            async for down in stub.Http(ups()):
-                answer.take(down)
-    return answer
+        call = HttpCall(worker_pb2_grpc.WorkerStub(channel))  # type: ignore[no-untyped-call]
+        asking = call.begin(**{"request_id": f"r-{time.monotonic_ns()}", "path": path} | head)
+        asking.send(json.dumps(body).encode())
+        try:
+            return await asking.whole(180.0)
+        finally:
+            await call.close()
 
 
 async def test_every_route_of_the_server_answers_through_the_sidecar(stack: UpVllm) -> None:
@@ -237,7 +231,8 @@ def test_a_stopped_server_is_stalled_until_it_goes_on(stack: UpVllm) -> None:
 
 async def test_a_killed_server_is_replaced_and_its_sessions_come_from_the_store(stack: UpVllm) -> None:
     stack.chat("talk-2", "Remember. " + LONG)
-    stack.until(lambda: stack.keeps("talk-2"), "its KV is kept", 60.0)
+    stack.chat("talk-3", "Remember a hint. " + LONG)
+    stack.until(lambda: stack.keeps("talk-2") and stack.keeps("talk-3"), "their KV is kept", 60.0)
     before = stack.servers()
     before[0].kill()
     stack.until(lambda: stack.metric("upbeat_sidecar_server_up") == 0, "the sidecar notices", 60.0)
@@ -249,6 +244,19 @@ async def test_a_killed_server_is_replaced_and_its_sessions_come_from_the_store(
     stack.until(lambda: stack.node()["state"] == "serving", "it takes requests", 60.0)
     assert stack.chat("talk-2", "Remember. " + LONG)["choices"]
     stack.until(lambda: stack.metric("upbeat_worker_loaded_bytes_total") > loaded, "the store brought its KV", 30.0)
+    warms_up(stack)
+
+
+def warms_up(stack: UpVllm) -> None:
+    """A hint brings a session that the server does not know into its own cache, and the next turn reads nothing."""
+    assert not stack.metric("upbeat_sidecar_warm_ups_total")
+    stack.ask("POST", "/v1/advisory", {"session_id": "talk-3"})
+    stack.until(lambda: stack.metric("upbeat_sidecar_warm_ups_total") == 1, "it is warmed up", 60.0)
+    time.sleep(2.0)  # figures are read once a second
+    loaded, hit = (stack.metric(f"upbeat_worker_{name}_bytes_total") for name in ("loaded", "hit"))
+    assert stack.chat("talk-3", "Remember a hint. " + LONG)["choices"]
+    stack.until(lambda: stack.metric("upbeat_worker_hit_bytes_total") > hit, "vLLM has it in its own cache", 30.0)
+    assert stack.metric("upbeat_worker_loaded_bytes_total") == loaded
 
 
 def test_it_stops_in_order_and_leaves_nothing(stack: UpVllm) -> None:

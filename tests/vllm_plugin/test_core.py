@@ -15,6 +15,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape, chunk_keys
 from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
+from contracts.warm_up import decode_warm_up, encode_warm_up, note_of
 
 SIZE = 4
 SHAPE = KvShape.of_heads(b"f" * 32, 3, 2, 8, SIZE, "float32")
@@ -308,3 +309,48 @@ def test_whatever_happens_the_invariants_hold_and_nothing_is_held_for_ever(seed:
         for _ in range(2 - copied):
             machine.core.copied(save_id, [0])
     assert not machine.core._saves and not machine.core._requests and not machine.core._turns
+
+
+def offer(keys: int = 4, **more: Any) -> pb.StoreToWorker:
+    session = common_pb2.Session(tenant="t", session_id="a")
+    given = {"fingerprint": SHAPE.fingerprint, "note": note_of("salt", TOKENS), "expires_s": 3.0} | more
+    return pb.StoreToWorker(offer=pb.PrefetchOffer(session=session, keys=[b"k" * 32] * keys, **given))
+
+
+def test_a_turn_leaves_its_tokens_for_a_hint() -> None:
+    core = Core(SHAPE, "m", 1, warms=True)
+    core.here(True)
+    core.match(turn(cache_salt="salt"), TOKENS, 0, 0.0)
+    core.hear(found(1, 0), 0.1)
+    core.match(turn(cache_salt="salt"), TOKENS, 0, 0.1)
+    core.allocated("r", [1, 2, 3, 4, 5], 0)
+    core.scheduled("r", TOKENS, [1, 2, 3, 4, 5], 18)
+    core.hear(pb.StoreToWorker(grant=pb.SaveGrant(save_id=2)), 0.2)
+    core.finished("r", False, 1.0, TOKENS)
+    (told,) = [m.turn.manifest for m in core.to_store if m.WhichOneof("kind") == "turn"]
+    warm_up = decode_warm_up(encode_warm_up(A, told.note, 99, 1.0))
+    assert (warm_up.cache_salt, list(warm_up.tokens)) == ("salt", TOKENS[:16])
+
+
+def test_a_warm_up_loads_all_that_is_there_and_leaves_nothing() -> None:
+    core = Core(SHAPE, "m", 1, warms=True)
+    core.here(True)
+    core.prefill_token_s = 1e-9  # computing would be sooner
+    core.match(turn(warms=True), TOKENS, 0, 0.0)
+    core.hear(found(1, 4), 0.1)
+    assert core.match(turn(warms=True), TOKENS, 0, 0.1) == (16, False)
+    core.allocated("r", [1, 2, 3, 4, 5], 16)
+    core.scheduled("r", TOKENS, [1, 2, 3, 4, 5], 18)
+    core.finished("r", False, 1.0, TOKENS)
+    assert not core.take_orders().saves and set(kinds(core)) == {"load"}
+    assert set(core.block_of.values()) == {1, 2, 3, 4}, "an erasure finds its blocks"
+
+
+def test_only_an_offer_with_a_note_of_this_model_reaches_the_sidecar() -> None:
+    core = Core(SHAPE, "m", 1, warms=True)
+    core.hear(offer(note=b""), 0.0)
+    core.hear(offer(fingerprint=b"o" * 32), 0.0)
+    assert not core.to_warm
+    core.hear(offer(keys=2), 0.0)
+    assert list(decode_warm_up(core.to_warm.pop()).tokens) == TOKENS[:8]
+    Core(SHAPE, "m", 1).hear(offer(), 0.0)

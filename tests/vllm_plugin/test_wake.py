@@ -13,8 +13,10 @@ from upbeat_vllm.core import Core
 from upbeat_vllm.scheduler_side import SchedulerSide
 from upbeat_vllm.settings import Refused, Settings
 
+from contracts.ids import SessionKey
 from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
+from contracts.warm_up import decode_warm_up, note_of
 from tests.kvstore.conftest import Stack
 from tests.vllm_plugin.test_sides import LOG, SHAPE
 
@@ -30,21 +32,31 @@ def stack(make_stack: Callable[..., Stack]) -> Stack:
 
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.bind(str(tmp_path / "wake.sock"))
+        s.listen()
         s.settimeout(0.05)
         yield s
 
 
-def heard(sidecar: socket.socket, for_s: float) -> int:
-    """Messages that come within so many seconds."""
-    count, end = 0, time.monotonic() + for_s
+def messages(sidecar: socket.socket, for_s: float) -> list[bytes]:
+    """What comes within so many seconds."""
+    found, end = [], time.monotonic() + for_s
     while time.monotonic() < end:
         try:
-            count += bool(sidecar.recv(16))
+            connection, _ = sidecar.accept()
         except TimeoutError:
             continue
-    return count
+        with connection, connection.makefile("rb") as file:
+            found.append(file.read())
+    return found
+
+
+def heard(sidecar: socket.socket, for_s: float) -> int:
+    """How often a step is asked for within so many seconds."""
+    found = messages(sidecar, for_s)
+    assert not any(found)
+    return len(found)
 
 
 def erased(stack: Stack, wake: Path | None) -> SchedulerSide:
@@ -91,6 +103,33 @@ def test_without_a_sidecar_it_waits_for_the_next_step(stack: Stack, tmp_path: Pa
     try:
         time.sleep(0.5)
         assert side.core.to_evict == {7}
+    finally:
+        side.close()
+
+
+def test_the_sidecar_hears_of_a_hinted_session_in_the_arena(
+    stack: Stack, sidecar: socket.socket, tmp_path: Path
+) -> None:
+    name, wake = secrets.token_hex(8), tmp_path / "wake.sock"
+    side = SchedulerSide(Core(SHAPE, "m", 1, warms=True), stack.address(0), name, "vllm-test", 0, LOG, wake)
+    try:
+        tokens = list(range(3 * SHAPE.chunk_tokens))
+        offer = pb.PrefetchOffer(
+            session=common_pb2.Session(tenant="t", session_id="s"),
+            fingerprint=SHAPE.fingerprint,
+            keys=[KEY, KEY],
+            expires_s=9.0,
+            note=note_of("salt", tokens),
+        )
+        end = time.monotonic() + 20
+        while side._loop is None or side._link is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        side._loop.call_soon_threadsafe(side._hear, pb.StoreToWorker(offer=offer))
+        (message,) = messages(sidecar, 1.0)
+        found = decode_warm_up(message)
+        assert (found.session, found.cache_salt, found.expires_s) == (SessionKey("t", "s"), "salt", 9.0)
+        assert list(found.tokens) == tokens[: 2 * SHAPE.chunk_tokens], "those of which the arena has the KV"
     finally:
         side.close()
 

@@ -99,7 +99,8 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._turns: dict[str, Turn] = {}
             self._pool: BlockPool | None = None
             self._began: tuple[float, int] | None = None
-            core = Core(self._geometry.shape, self._settings.model, self._geometry.ranks)
+            warms = self._settings.warm_up and self._settings.wake is not None
+            core = Core(self._geometry.shape, self._settings.model, self._geometry.ranks, warms=warms)
             settings, name = self._settings, f"vllm-{self._engine_id[:8]}"
             self._scheduler = SchedulerSide(
                 core, settings.store, self._engine_id, name, settings.device, log, settings.wake
@@ -195,7 +196,7 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._turns.pop(request.request_id, None)
         with side.lock:
             waits = side.core.is_loading(request.request_id)
-            keep = side.core.finished(request.request_id, waits, time.time())
+            keep = side.core.finished(request.request_id, waits, time.time(), request.all_token_ids)
             side.flush()
         return keep, None
 
@@ -250,6 +251,8 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
             tuple(s for s in sources if isinstance(s, str))[:16] if isinstance(sources, list) else (),
             keys.extras(items, adapter, shape.chunk_tokens),
             cacheable and known,
+            request.cache_salt or "",
+            said.get("warms") is True,
         )
 
     def _adapter(self, request: Request) -> tuple[bytes, bool]:

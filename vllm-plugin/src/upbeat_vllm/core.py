@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from contracts.convert import manifest_to_wire, session_to_wire
+from contracts.convert import manifest_to_wire, session_from_wire, session_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest, chunk_keys
 from contracts.v1 import kvstore_pb2 as pb
+from contracts.warm_up import encode_warm_up, note_of
 from storelink.core.load_plan import LoadRates, Missing, Prefill, Source, plan
 from upbeat_vllm.orders import LoadOrder, SaveOrder, StepOrders
 from upbeat_vllm.state import Load, Request, Save, Turn
@@ -30,11 +31,13 @@ _WEIGHT = 0.3
 
 
 class Core:
-    """See the module. ranks: that copy each load and save."""
+    """See the module. ranks: that copy each load and save. warms: hinted sessions are brought into vLLM's own cache."""
 
-    def __init__(self, shape: KvShape, model: str, ranks: int) -> None:
-        self.shape, self.model, self.ranks = shape, model, ranks
+    def __init__(self, shape: KvShape, model: str, ranks: int, *, warms: bool = False) -> None:
+        self.shape, self.model, self.ranks, self._warms = shape, model, ranks, warms
         self.to_store: list[pb.WorkerToStore] = []
+        #: Messages to the sidecar: hinted sessions that are in the arena.
+        self.to_warm: list[bytes] = []
         self.attached = False
         self.rates = LoadRates()
         self.prefill_token_s = 0.0
@@ -119,7 +122,7 @@ class Core:
         """How many of the found chunks to load: fewer where computing the rest is sooner
         (`storelink.core.load_plan`)."""
         assert load.found is not None
-        if not self.prefill_token_s or not load.found:
+        if not self.prefill_token_s or not load.found or request.turn.warms:
             return load.found
         missing = [
             Missing(self.shape.layers, Source(load.sources[i]) if i < len(load.sources) else Source.DRAM, _due(load, i))
@@ -175,7 +178,7 @@ class Core:
         known, extras = request.keys, request.turn.extras
         request.keys = chunk_keys(request.turn.salt, self.shape, tokens[: max(full, len(known)) * size], known, extras)
         self._note_blocks(request, full)
-        if full <= request.saved or not self.attached:
+        if full <= request.saved or not self.attached or request.turn.warms:
             return
         self._number += 1
         keys = request.keys[request.saved : full]
@@ -210,8 +213,8 @@ class Core:
         load = request.load if request is not None else None
         return load is not None and load.under_way and not load.near
 
-    def finished(self, request_id: str, waits_for_load: bool, now_wall: float) -> bool:
-        """The request has ended. True: its blocks are kept until the ranks report it."""
+    def finished(self, request_id: str, waits_for_load: bool, now_wall: float, tokens: Sequence[int] = ()) -> bool:
+        """The request has ended, with these tokens. True: its blocks are kept until the ranks report it."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
@@ -219,10 +222,12 @@ class Core:
         if waits_for_load:
             self._orders.aborted.append(request_id)
         full = min(request.computed // self.shape.chunk_tokens, len(request.keys))
-        if full and request.turn.cacheable and not request.erased:
-            turn = request.turn
+        turn = request.turn
+        if full and turn.cacheable and not turn.warms and not request.erased:
             manifest = Manifest(turn.session, self.model, self.shape.fingerprint, request.keys[:full], 0, now_wall)
             manifest.tokens = full * self.shape.chunk_tokens
+            if self._warms and not turn.extras:
+                manifest.note = note_of(turn.cache_salt, tokens[: manifest.tokens])
             self._turns[request_id] = manifest, set(request.saves)
             self._tell_turn(request_id)
         if not request.saves:
@@ -273,6 +278,14 @@ class Core:
             self._granted(message.grant)
         elif kind == "erase":
             self._erase(message.erase)
+        elif kind == "offer":
+            self._offered(message.offer)
+
+    def _offered(self, offer: pb.PrefetchOffer) -> None:
+        if offer.note and self._warms and offer.fingerprint == self.shape.fingerprint:
+            tokens = len(offer.keys) * self.shape.chunk_tokens
+            session = session_from_wire(offer.session)
+            self.to_warm.append(encode_warm_up(session, offer.note, tokens, offer.expires_s))
 
     def _found(self, found: pb.LoadFound, now: float) -> None:
         request = self._requests.get(self._loads.get(found.load_id, ""))

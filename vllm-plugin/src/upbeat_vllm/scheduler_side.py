@@ -4,7 +4,8 @@ engine's thread calls the core. A lock keeps them apart; nobody waits while hold
 Pieces, ends and grants go to the ranks as they come, without waiting for a step of the engine.
 
 An engine without requests sleeps, and evicts nothing that was erased. Where a sidecar listens, it is asked to send the
-engine a request (`wake`), again and again until vLLM's cache has forgotten what it must.
+engine a request (`wake`), again and again until vLLM's cache has forgotten what it must. It also hears which hinted
+sessions are in the arena: a request brings one into vLLM's cache.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from upbeat_vllm.state import Turn
 
 #: Seconds until an erasure counts as waiting for an idle engine, and between two requests for a step.
 _WAKE_AFTER_S, _WAKE_AGAIN_S = 0.2, 1.0
+#: Seconds to reach the sidecar, and to send it a message.
+_SIDECAR_S = 5.0
 #: Seconds that a step with other requests waits for the store's answers, and one without.
 _STEP_WAIT_S, _IDLE_WAIT_S = 0.002, 0.02
 
@@ -57,6 +60,7 @@ class SchedulerSide:
     ) -> None:
         """wake: see `Settings`."""
         self._wake, self._wakes = wake, False
+        self._messages: set[asyncio.Task[None]] = set()
         self.core, self.lock, self._log = core, threading.RLock(), log
         self._found = threading.Condition(self.lock)
         #: Seconds that the coming step has waited for the store.
@@ -156,6 +160,9 @@ class SchedulerSide:
                 self.core.hear(message, time.monotonic())
                 self._found.notify_all()
             self.flush()
+            offers, self.core.to_warm = self.core.to_warm, []
+            for offer in offers:
+                self._tell_sidecar(offer)
             if self.core.to_evict and not self._wakes and self._wake is not None and self._loop is not None:
                 self._wakes = True
                 self._loop.call_later(_WAKE_AFTER_S, self._ask_for_a_step)
@@ -165,10 +172,14 @@ class SchedulerSide:
             self._wakes = bool(self.core.to_evict)
         if not self._wakes or self._closing or self._wake is None or self._loop is None:
             return
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
-            s.setblocking(False)
-            s.sendto(b"1", str(self._wake))
+        self._tell_sidecar(b"")
         self._loop.call_later(_WAKE_AGAIN_S, self._ask_for_a_step)
+
+    def _tell_sidecar(self, message: bytes) -> None:
+        if self._wake is not None and self._loop is not None:
+            task = self._loop.create_task(_sent(self._wake, message))
+            self._messages.add(task)
+            task.add_done_callback(self._messages.discard)
 
     def _answer(self, query: pb.HbmQuery) -> None:
         tokens = self.core.cached_tokens(query.keys)
@@ -295,3 +306,12 @@ class SchedulerSide:
             self._leaving[number] = count - 1, left
         else:
             self._left(left)
+
+
+async def _sent(path: Path, message: bytes) -> None:
+    """Whoever listens has it, or nobody does."""
+    with contextlib.suppress(OSError, TimeoutError):
+        _, writer = await asyncio.wait_for(asyncio.open_unix_connection(str(path)), _SIDECAR_S)
+        writer.write(message)
+        writer.close()
+        await asyncio.wait_for(writer.wait_closed(), _SIDECAR_S)

@@ -23,7 +23,8 @@ class Refused(ValueError):
 class Settings:
     """store: host:port of this node's store. secret: file of the cluster secret, the same on every node. model: its
     name in Upbeat. device: this server's number on the node. digest: of the weights, in hex, where it should not be
-    computed from files. wake: socket of the node's sidecar, which makes an idle engine step; None: there is none."""
+    computed from files. wake: socket of the node's sidecar, which makes an idle engine step; None: there is none.
+    warm_up: sessions' tokens are kept with them, so that the sidecar can bring hinted ones into vLLM's own cache."""
 
     store: str
     secret: Path
@@ -33,11 +34,12 @@ class Settings:
     digest: str = ""
     cache: Path = Path.home() / ".cache" / "upbeat"
     wake: Path | None = None
+    warm_up: bool = False
 
     @classmethod
     def read(cls, said: Mapping[str, Any], model: str) -> Settings:
         """From the extra configuration. Raises Refused naming the key."""
-        unknown = set(said) - {"store", "secret", "model", "device", "tenant", "digest", "cache", "wake"}
+        unknown = set(said) - {"store", "secret", "model", "device", "tenant", "digest", "cache", "wake", "warm_up"}
         if unknown:
             raise Refused(
                 f"kv_connector_extra_config.{sorted(unknown)[0]} is unknown; `upbeat vllm-config` prints what works"
@@ -59,6 +61,9 @@ class Settings:
         wake = said.get("wake")
         if wake is not None and not (isinstance(wake, str) and wake.startswith("/")):
             raise Refused("kv_connector_extra_config.wake must be the path of the sidecar's socket, or left out")
+        warm_up = said.get("warm_up", False)
+        if not isinstance(warm_up, bool):
+            raise Refused("kv_connector_extra_config.warm_up must be true or false")
         return cls(
             store,
             Path(secret),
@@ -68,6 +73,7 @@ class Settings:
             digest,
             cache,
             Path(wake) if wake else None,
+            warm_up,
         )
 
     def read_secret(self) -> bytes:

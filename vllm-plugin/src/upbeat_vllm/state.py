@@ -11,7 +11,7 @@ from contracts.ids import SessionKey
 @dataclass(frozen=True)
 class Turn:
     """A request as far as its KV goes. salt: the tenant's. cacheable: its KV depends on nothing but tokens and
-    extras."""
+    extras. cache_salt: vLLM's. warms: it brings a hinted session into vLLM's own cache, and is no turn of it."""
 
     request_id: str
     session: SessionKey
@@ -20,6 +20,8 @@ class Turn:
     source_nodes: tuple[str, ...] = ()
     extras: Mapping[int, bytes] = field(default_factory=dict)
     cacheable: bool = True
+    cache_salt: str = ""
+    warms: bool = False
 
 
 @dataclass

@@ -83,8 +83,8 @@ class TorchBlocks:
             return
         blocks, words = self._blocks[layer - self.layers.start], self.share_bytes // _WORD_BYTES
         begins = [(offset + self.share_at) // _WORD_BYTES for _, offset in pieces]
-        ours = [run for block, _ in pieces for run in blocks[block].split(_RUN_WORDS)]
-        theirs = [run for begin in begins for run in self._arena[begin : begin + words].split(_RUN_WORDS)]
+        ours = [run for block, _ in pieces for run in torch.split(blocks[block], _RUN_WORDS)]
+        theirs = [run for begin in begins for run in torch.split(self._arena[begin : begin + words], _RUN_WORDS)]
         with torch.cuda.stream(self._stream) if self._cuda else contextlib.nullcontext():
             if self._after is not None and not into:
                 self._stream.wait_event(self._after)
