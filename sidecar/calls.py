@@ -20,7 +20,7 @@ log = telemetry.logger("sidecar.calls")
 BODY_S = 30.0
 #: Seconds for which a piece waits for those of other answers. A server with 16 streams writes the pieces of a step
 #: within about this time.
-GATHER_S = 0.002
+GATHER_S = 0.004
 #: Bytes of answers in one message, but for its last piece.
 _GATHERED_BYTES = 1 << 20
 #: While more items wait to be sent, nothing is read from a gateway that reads nothing.

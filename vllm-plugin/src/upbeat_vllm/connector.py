@@ -29,7 +29,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from contracts.ids import SESSION_ID_PATTERN, SessionKey
 from contracts.kv import chunk_key, tenant_salt
 from storelink.log import PythonLog
-from upbeat_vllm import keys, niceness
+from upbeat_vllm import keys
 from upbeat_vllm.core import Core
 from upbeat_vllm.digests import directory_digest
 from upbeat_vllm.geometry import Geometry, geometry, why_uncached
@@ -278,10 +278,7 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         blocks = TorchBlocks(kv_caches, self._geometry, get_tp_group().rank_in_group)
         # With asynchronous scheduling one step more than there are stages.
         in_flight = self._vllm_config.parallel_config.pipeline_parallel_size + 1
-        vllms = niceness.threads()
         self._rank = RankSide(blocks, self._geometry.shape.layers, self._engine_id, log, in_flight)
-        if not blocks.on_device:
-            niceness.step_back(vllms)
 
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()

@@ -23,7 +23,7 @@ _WORD, _WORD_BYTES, _RUN_WORDS = torch.int64, 8, 16 << 10
 
 
 class TorchBlocks:
-    """Implements `Blocks`. on_device: not in the host's memory."""
+    """Implements `Blocks`."""
 
     def __init__(self, caches: Mapping[str, torch.Tensor], geometry: Geometry, tp_rank: int) -> None:
         """Raises Refused when a block of a layer is not one contiguous run of its share's size."""
@@ -47,8 +47,8 @@ class TorchBlocks:
             raise Refused(f"this rank's share of a piece, {self.share_bytes} bytes, is no multiple of {_WORD_BYTES}")
         #: By layer: a row of words for each block.
         self._blocks = [_words_of(tensor, self.share_bytes) for _, tensor in by_number]
-        self.on_device = self._blocks[0].is_cuda
-        self._stream: Any = torch.cuda.Stream() if self.on_device else None  # type: ignore[no-untyped-call]
+        self._cuda = self._blocks[0].is_cuda
+        self._stream: Any = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
         self._after: Any = None
         self._arena: Any = None
         self._pages: ArenaPages | None = None
@@ -57,17 +57,17 @@ class TorchBlocks:
         """See `Blocks`."""
         if self._pages is not None:
             self._pages.close()
-        if self.on_device and self._arena is not None:
+        if self._cuda and self._arena is not None:
             torch.cuda.cudart().cudaHostUnregister(self._arena.data_ptr())  # type: ignore[no-untyped-call]
         self._arena = torch.frombuffer(arena, dtype=_WORD)
-        if self.on_device:
+        if self._cuda:
             torch.cuda.cudart().cudaHostRegister(self._arena.data_ptr(), arena.nbytes, 0)  # type: ignore[no-untyped-call]
         else:
             self._pages = ArenaPages(self._arena.data_ptr(), arena.nbytes)
 
     def computed(self) -> None:
         """See `Blocks`."""
-        if self.on_device:
+        if self._cuda:
             self._after = torch.cuda.current_stream().record_event()
 
     def load(self, layer: int, pieces: Sequence[tuple[int, int]]) -> None:
@@ -85,11 +85,11 @@ class TorchBlocks:
         begins = [(offset + self.share_at) // _WORD_BYTES for _, offset in pieces]
         ours = [run for block, _ in pieces for run in torch.split(blocks[block], _RUN_WORDS)]
         theirs = [run for begin in begins for run in torch.split(self._arena[begin : begin + words], _RUN_WORDS)]
-        with torch.cuda.stream(self._stream) if self.on_device else contextlib.nullcontext():
+        with torch.cuda.stream(self._stream) if self._cuda else contextlib.nullcontext():
             if self._after is not None and not into:
                 self._stream.wait_event(self._after)
             torch._foreach_copy_(ours if into else theirs, theirs if into else ours, non_blocking=True)
-        if self.on_device:
+        if self._cuda:
             self._stream.synchronize()
 
 
