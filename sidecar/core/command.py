@@ -11,6 +11,9 @@ from typing import Any
 MODULE = "vllm.entrypoints.openai.api_server"
 #: What the sidecar reads every second; the server's log need not say so.
 WATCHED = ("/health", "/metrics")
+#: vLLM fetches the images that a request names, from wherever the server can reach. By default no request may name one:
+#: this domain cannot exist, and vLLM's refusal shows it. Images within requests (data: URLs) are not concerned.
+MEDIA, NO_MEDIA_DOMAIN = "--allowed-media-domains", "data-urls-only.invalid"
 #: Variables of our own environment that would change what the server imports.
 _NOT_PASSED = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")
 
@@ -48,6 +51,8 @@ def command(python: str, socket: str, served: Served) -> list[str]:
         line += ["--kv-cache-memory-bytes", str(served.kv_bytes)]
     if served.transfer is not None:
         line += ["--block-size", str(served.chunk_tokens), "--kv-transfer-config", json.dumps(served.transfer)]
+    if not any(argument.partition("=")[0] == MEDIA for argument in served.arguments):
+        line += [MEDIA, NO_MEDIA_DOMAIN]
     return [*line, *served.arguments]
 
 

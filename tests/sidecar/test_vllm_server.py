@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,13 @@ def test_the_command_line_says_everything_and_the_operators_arguments_come_last(
     }.items():
         assert value(line, flag) == expected
     assert "--revision" not in line
+
+
+@pytest.mark.parametrize("own", [[], ["--allowed-media-domains", "a.example"], ["--allowed-media-domains=a.example"]])
+def test_a_server_fetches_images_only_from_domains_that_its_operator_names(own: list[str]) -> None:
+    line = command("python", "s", replace(SERVED, arguments=own))
+    assert line[-len(own) :] == own if own else value(line, "--allowed-media-domains") == "data-urls-only.invalid"
+    assert sum(word.startswith("--allowed-media-domains") for word in line) == 1
 
 
 def test_a_hub_model_has_its_revision_and_may_be_downloaded() -> None:

@@ -43,7 +43,8 @@ class UpVllm:
             *(str(Path(sys.executable).with_name("upbeat")), "up", "--nodes", "1", "--model", f"m={model}"),
             *("--engine", "vllm", "--vllm-args", "--enforce-eager --max-num-batched-tokens 2048"),
             *("--port", str(port), "--data", str(folder / "data"), "--run-dir", str(folder / "run")),
-            *("--hbm-gib", "0.3", "--dram-gib", "0.125"),
+            # Of an odd number of bytes.
+            *("--hbm-gib", "0.3", "--dram-gib", "0.1253"),
         ]
         with (folder / "output").open("ab") as output:
             self.process = subprocess.Popen(
@@ -227,6 +228,17 @@ def test_a_stopped_server_is_stalled_until_it_goes_on(stack: UpVllm) -> None:
             process.resume()
     stack.until(lambda: stack.node()["state"] == "serving", "it goes on", 60.0)
     assert stack.chat("talk-1")["choices"]
+
+
+def test_requests_are_answered_while_the_scheduler_is_dead_and_after(stack: UpVllm) -> None:
+    answer = stack.chat("talk-1")["choices"][0]["message"]["content"]
+    before = stack.pid("scheduler")
+    os.kill(before, signal.SIGKILL)
+    for _ in range(3):
+        assert stack.chat("talk-1")["choices"][0]["message"]["content"] == answer
+    stack.until(lambda: stack.pid("scheduler") != before, "another scheduler runs", 60.0)
+    stack.until(lambda: stack.node()["state"] == "serving", "it knows the node", 60.0)
+    assert stack.chat("talk-1")["choices"][0]["message"]["content"] == answer
 
 
 async def test_a_killed_server_is_replaced_and_its_sessions_come_from_the_store(stack: UpVllm) -> None:

@@ -252,6 +252,7 @@ class RankSide:
             connection.close()
             self._connection = None
             self._forget(None)
+            time.sleep(_CONNECT_S)
 
     def _heard(self, message: list[Any], reader: wire.Reader) -> None:
         kind = message[0]

@@ -59,7 +59,7 @@ class TorchBlocks:
             self._pages.close()
         if self._cuda and self._arena is not None:
             torch.cuda.cudart().cudaHostUnregister(self._arena.data_ptr())  # type: ignore[no-untyped-call]
-        self._arena = torch.frombuffer(arena, dtype=_WORD)
+        self._arena = torch.frombuffer(arena[: arena.nbytes // _WORD_BYTES * _WORD_BYTES], dtype=_WORD)
         if self._cuda:
             torch.cuda.cudart().cudaHostRegister(self._arena.data_ptr(), arena.nbytes, 0)  # type: ignore[no-untyped-call]
         else:
