@@ -274,7 +274,7 @@ class Machine:
                 self.now,
             )
         if self.loads and self.random.random() < 0.3:
-            self.core.loaded(self.random.choice(self.loads), 3, 0.1, self.now)
+            self.core.loaded(self.random.choice(self.loads), 3, 0.0, 0.1, self.now)
 
     def copy(self) -> None:
         if self.saves:
@@ -354,3 +354,39 @@ def test_only_an_offer_with_a_note_of_this_model_reaches_the_sidecar() -> None:
     core.hear(offer(keys=2), 0.0)
     assert list(decode_warm_up(core.to_warm.pop()).tokens) == TOKENS[:8]
     Core(SHAPE, "m", 1).hear(offer(), 0.0)
+
+
+def load_once(core: Core, request_id: str, waited_s: float, now: float) -> int | None:
+    """A request of its own session finds four chunks on the SSD, and loads them if that is worth it. Returns the tokens
+    that it loads."""
+    given = Turn(request_id, SessionKey("t", request_id), SALT)
+    core.match(given, TOKENS, 0, now)
+    (load_id,) = core._loads
+    core.hear(found(load_id, 4, near=False, source=1), now)
+    tokens, _ = core.match(given, TOKENS, 0, now)
+    core.allocated(request_id, [1, 2, 3, 4, 5], tokens or 0)
+    core.loaded(load_id, 12, waited_s, 0.01, now + waited_s)
+    return tokens
+
+
+def test_where_loads_wait_for_room_requests_compute_until_that_is_forgotten(core: Core) -> None:
+    core.prefill_token_s = 0.01
+    assert load_once(core, "first", 0.0, 0.0) == 16
+    for number in range(5):
+        load_once(core, f"waits-{number}", 4.0, 1.0)
+    assert load_once(core, "computes", 4.0, 5.0) == 0
+    assert load_once(core, "later", 0.0, 99.0) == 16
+
+
+def test_a_load_may_take_as_long_as_the_prompts_before_it(core: Core) -> None:
+    core.prefill_token_s = 0.01
+    for number in range(5):
+        load_once(core, f"waits-{number}", 0.5, 0.0)
+        core.finished(f"waits-{number}", False, 0.0)
+    long = list(range(400))
+    core.match(turn("long", cacheable=False), long, 0, 1.0)
+    core.allocated("long", list(range(100)), 0)
+    assert load_once(core, "loads", 0.5, 1.0) == 16, "400 tokens are computed first"
+    core.finished("long", False, 2.0)
+    core.finished("loads", False, 2.0)
+    assert load_once(core, "computes", 0.5, 2.0) == 0

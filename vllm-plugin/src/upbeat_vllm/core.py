@@ -98,7 +98,7 @@ class Core:
         return any(request.blocks for request in self._requests.values())
 
     def _request(self, turn: Turn, tokens: Sequence[int]) -> Request:
-        request = self._requests.setdefault(turn.request_id, Request(turn))
+        request = self._requests.setdefault(turn.request_id, Request(turn, length=len(tokens)))
         if turn.cacheable:
             request.keys = chunk_keys(turn.salt, self.shape, tokens, request.keys, turn.extras)
         return request
@@ -129,8 +129,23 @@ class Core:
             for i in range(load.found)
         ]
         rest = tokens - (load.first + load.found) * self.shape.chunk_tokens
-        prefill = Prefill(rest, self.prefill_token_s, self.shape.chunk_tokens, self.shape.layers, overlap=load.near)
+        prefill = Prefill(
+            rest,
+            self.prefill_token_s,
+            self.shape.chunk_tokens,
+            self.shape.layers,
+            overlap=load.near,
+            queued_s=self._prompt_tokens() * self.prefill_token_s,
+        )
         return plan(missing, self.rates.believed(now), prefill).chunks
+
+    def _prompt_tokens(self) -> int:
+        """Tokens that are being computed, or can be: nothing that a load is on its way to."""
+        return sum(
+            max(r.length - r.computed, 0)
+            for r in self._requests.values()
+            if r.blocks and (r.load is None or not r.load.under_way or r.load.near)
+        )
 
     def allocated(self, request_id: str, blocks: Sequence[int], external_tokens: int) -> None:
         """vLLM has given the request `blocks`; external_tokens: of the answer to `match`, 0 where it loads nothing."""
@@ -337,14 +352,17 @@ class Core:
             del self._turns[request_id]
             self.to_store.append(pb.WorkerToStore(turn=pb.Turn(manifest=manifest_to_wire(manifest))))
 
-    def loaded(self, load_id: int, came: int, seconds: float, now: float) -> None:
-        """All ranks are done with a load of which so many pieces came."""
+    def loaded(self, load_id: int, came: int, waited_s: float, seconds: float, now: float) -> None:
+        """All ranks are done with a load of which so many pieces came, the first after waited_s and the others within
+        `seconds`."""
         request = self._requests.get(self._loads.pop(load_id, ""))
         if request is None or request.load is None or request.load.load_id != load_id:
             return
         load, request.load = request.load, None
-        if came and load.sources and load.found_s:
-            self.rates.observed(Source(max(load.sources)), max(load.found_s - load.asked_s, 0.0), seconds / came, now)
+        if load.sources and load.found_s:
+            # A load that waits for room in the arena is slow, however fast its pieces come then.
+            latency_s = max(load.found_s - load.asked_s, 0.0) + waited_s
+            self.rates.observed(Source(max(load.sources)), latency_s, seconds / max(came, 1), now)
 
     def _erase(self, erase: pb.Erase) -> None:
         sessions = {SessionKey(s.tenant, s.session_id) for s in erase.sessions}

@@ -43,6 +43,7 @@ class _Load:
     closed: bool = False
     copying: bool = False
     came: int = 0
+    began_s: float = 0.0
     heard_s: float = 0.0
     first_s: float = 0.0
     here: set[tuple[int, int]] = field(default_factory=set)
@@ -106,7 +107,7 @@ class RankSide:
         with self._changed:
             self._sync = []
             for order in orders.loads:
-                load = _Load(order, heard_s=time.monotonic())
+                load = _Load(order, began_s=(now := time.monotonic()), heard_s=now)
                 wanted = sum(block >= 0 for block in order.blocks)
                 load.left = dict.fromkeys(self._blocks.layers, wanted)
                 self._loads[order.load_id] = load
@@ -193,8 +194,9 @@ class RankSide:
                     self._unsound_steps = self._in_flight
         if not order.sync:
             self._received.add(order.request_id)
-        seconds = max(time.monotonic() - load.first_s, 0.0) if load.first_s else 0.0
-        self._send([wire.LOADED, order.load_id, load.came, seconds])
+        now = time.monotonic()
+        first_s = load.first_s or now
+        self._send([wire.LOADED, order.load_id, load.came, first_s - load.began_s, now - first_s])
         self._changed.notify_all()
 
     def _wait_for_order(self, number: int, message: list[Any]) -> None:

@@ -71,7 +71,7 @@ class SchedulerSide:
         self._gone = 0
         self._leaving: dict[int, tuple[int, Callable[[], None]]] = {}
         self._taken: dict[int, Counter[tuple[int, int]]] = {}
-        self._done: dict[int, list[tuple[int, float]]] = {}
+        self._done: dict[int, list[tuple[int, float, float]]] = {}
         #: Answers to questions that wait for vLLM's cache to have forgotten what was erased.
         self._to_answer: list[pb.WorkerToStore] = []
         self._link: StoreLink | None = None
@@ -288,13 +288,14 @@ class SchedulerSide:
             taken = pb.LoadTaken(load_id=load_id, chunks=[c for c, _ in whole], layers=[layer for _, layer in whole])
             self._link.send(pb.WorkerToStore(taken=taken))
 
-    def _loaded(self, load_id: int, came: int, seconds: float) -> None:
+    def _loaded(self, load_id: int, came: int, waited_s: float, seconds: float) -> None:
         done = self._done.setdefault(load_id, [])
-        done.append((came, seconds))
+        done.append((came, waited_s, seconds))
         if len(done) >= len(self._ranks):
             del self._done[load_id]
             self._taken.pop(load_id, None)
-            self.core.loaded(load_id, sum(c for c, _ in done), max(s for _, s in done), time.monotonic())
+            pieces, waits_s, took_s = zip(*done, strict=True)
+            self.core.loaded(load_id, sum(pieces), max(waits_s), max(took_s), time.monotonic())
             # What it has not taken goes back to the store.
             self.core.to_store.append(pb.WorkerToStore(cancel=pb.LoadCancel(load_id=load_id)))
 

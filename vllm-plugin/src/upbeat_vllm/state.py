@@ -56,6 +56,8 @@ class Request:
     #: Leading chunks whose blocks are remembered.
     noted: int = 0
     computed: int = 0
+    #: Tokens of the prompt.
+    length: int = 0
     saves: set[int] = field(default_factory=set)
     erased: bool = False
 

@@ -24,8 +24,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 # To a rank: ARENA (bytes; with the file), GONE (number), PIECES (load, chunks, layers, offsets), END (load), DROP
 # (load), GRANT (save, indices, offsets).
 ARENA, GONE, PIECES, END, DROP, GRANT = range(6)
-# From a rank: HELLO (first layer, layers), TAKEN (load, chunks, layers), LOADED (load, pieces, seconds),
-# COPIED (save, indices), LEFT (number).
+# From a rank: HELLO (first layer, layers), TAKEN (load, chunks, layers), LOADED (load, pieces, seconds until the first
+# one, seconds from then on), COPIED (save, indices), LEFT (number).
 HELLO, TAKEN, LOADED, COPIED, LEFT = range(10, 15)
 
 
