@@ -151,7 +151,7 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._evict(side)
             prefill = self._scheduled(side.core, scheduler_output)
             self._began = (time.monotonic(), prefill) if scheduler_output.total_num_scheduled_tokens else None
-            return UpbeatMetadata(side.take_orders(not scheduler_output.total_num_scheduled_tokens))
+            return UpbeatMetadata(side.take_orders())
 
     def _scheduled(self, core: Core, output: SchedulerOutput) -> int:
         """Returns how many tokens of prompts the step computes."""

@@ -93,11 +93,6 @@ class Core:
         return request is not None and request.load is not None and request.load.found is None
 
     @property
-    def loading(self) -> bool:
-        """Whether a request waits for the store."""
-        return bool(self._loads)
-
-    @property
     def busy(self) -> bool:
         """Whether any request has blocks, so that a step may have work."""
         return any(request.blocks for request in self._requests.values())
@@ -134,8 +129,14 @@ class Core:
             for i in range(load.found)
         ]
         rest = tokens - (load.first + load.found) * self.shape.chunk_tokens
-        shape, token_s, queued_s = self.shape, self.prefill_token_s, self._prompt_tokens() * self.prefill_token_s
-        prefill = Prefill(rest, token_s, shape.chunk_tokens, shape.layers, overlap=load.near, queued_s=queued_s)
+        prefill = Prefill(
+            rest,
+            self.prefill_token_s,
+            self.shape.chunk_tokens,
+            self.shape.layers,
+            overlap=load.near,
+            queued_s=self._prompt_tokens() * self.prefill_token_s,
+        )
         return plan(missing, self.rates.believed(now), prefill).chunks
 
     def _prompt_tokens(self) -> int:

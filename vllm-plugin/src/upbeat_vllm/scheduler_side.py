@@ -36,8 +36,6 @@ _WAKE_AFTER_S, _WAKE_AGAIN_S = 0.2, 1.0
 _SIDECAR_S = 5.0
 #: Seconds that a step with other requests waits for the store's answers, and one without.
 _STEP_WAIT_S, _IDLE_WAIT_S = 0.002, 0.02
-#: Seconds that a step without work waits for news of loads; a request that comes meanwhile waits as long.
-_EMPTY_WAIT_S = 0.005
 
 
 class _Rank:
@@ -102,15 +100,9 @@ class SchedulerSide:
             self.flush()
         return found
 
-    def take_orders(self, empty: bool) -> StepOrders:
-        """`Core.take_orders`: a step begins. Under the lock.
-
-        empty: it computes nothing. vLLM makes such steps without a pause while requests wait for their KV, and takes
-        the processor from whoever brings it: so the step waits for news.
-        """
+    def take_orders(self) -> StepOrders:
+        """`Core.take_orders`: a step begins. Under the lock."""
         self._waited_s = 0.0
-        if empty and self.core.loading:
-            self._found.wait(_EMPTY_WAIT_S)
         orders = self.core.take_orders()
         self.flush()
         return orders
@@ -279,7 +271,6 @@ class SchedulerSide:
                 self._pieces_taken(*rest)
             elif kind == wire.LOADED:
                 self._loaded(*rest)
-                self._found.notify_all()
             elif kind == wire.COPIED:
                 self.core.copied(*rest)
             elif kind == wire.LEFT:
