@@ -23,7 +23,8 @@ MOST_TOKENS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """cache_salt: vLLM's, of the session's requests. expires_s: seconds from now."""
+    """cache_salt: vLLM's, of the session's requests. tokens: none: the session was erased. expires_s: seconds from
+    now."""
 
     session: SessionKey
     cache_salt: str
@@ -45,10 +46,19 @@ def encode_warm_up(session: SessionKey, note: bytes, tokens: int, expires_s: flo
     return message
 
 
+def encode_forget(session: SessionKey) -> bytes:
+    """A message of the connector to its sidecar: the session was erased."""
+    message: bytes = msgpack.packb([session.tenant, session.session_id, b"", 0, 0.0])
+    return message
+
+
 def decode_warm_up(message: bytes) -> WarmUp:
     """Raises ValueError for anything else."""
     try:
         tenant, session_id, note, count, expires_s = msgpack.unpackb(message)
+        session = SessionKey(str(tenant), str(session_id))
+        if not count:
+            return WarmUp(session, "", (), 0.0)
         cache_salt, packed = msgpack.unpackb(note)
         reader = zlib.decompressobj()
         data = reader.decompress(packed, 4 * MOST_TOKENS)
@@ -58,7 +68,6 @@ def decode_warm_up(message: bytes) -> WarmUp:
         tokens.frombytes(data)
         if not tokens[:count]:
             raise ValueError("no tokens")
-        session = SessionKey(str(tenant), str(session_id))
         return WarmUp(session, str(cache_salt), _swapped(tokens)[:count], float(expires_s))
     except (ValueError, TypeError, msgpack.UnpackException, zlib.error) as e:
         raise ValueError(f"no message about a session to warm up: {e}") from e

@@ -2,7 +2,7 @@
 answered, and the directory keeps other users out.
 
 An empty message: an idle vLLM engine must step, to evict the blocks of a session that was erased. Any other
-(`contracts.warm_up`): a hinted session is in the arena.
+(`contracts.warm_up`): a hinted session is in the arena, or was erased.
 """
 
 from __future__ import annotations

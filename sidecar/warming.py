@@ -36,13 +36,15 @@ class Warming:
         self.warmed = 0
 
     def offer(self, message: bytes) -> None:
-        """A message of the connector: a hinted session is in the arena."""
+        """A message of the connector: a hinted session is in the arena, or was erased."""
         try:
             warm_up = decode_warm_up(message)
         except ValueError as e:
             log.error("a message of no use", error=str(e))
             return
         self._waiting.pop(warm_up.session, None)
+        if not warm_up.tokens:
+            return
         self._waiting[warm_up.session] = warm_up, _now() + warm_up.expires_s
         while len(self._waiting) > _MOST:
             self._waiting.popitem(last=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from contracts.ids import SessionKey
 from contracts.kv import MAX_NOTE_BYTES
-from contracts.warm_up import MOST_TOKENS, decode_warm_up, encode_warm_up, note_of
+from contracts.warm_up import MOST_TOKENS, decode_warm_up, encode_forget, encode_warm_up, note_of
 
 SESSION = SessionKey("tenant", "session")
 
@@ -22,6 +22,11 @@ def test_tokens_come_back(tokens: list[int], salt: str, data: st.DataObject) -> 
     found = decode_warm_up(encode_warm_up(SESSION, note_of(salt, tokens), count, 2.5))
     assert (found.session, found.cache_salt, list(found.tokens)) == (SESSION, salt, tokens[:count])
     assert found.expires_s == 2.5
+
+
+def test_an_erased_session_has_no_tokens() -> None:
+    found = decode_warm_up(encode_forget(SESSION))
+    assert found.session == SESSION and not found.tokens
 
 
 @given(st.binary(max_size=200))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from contracts.ids import SessionKey
-from contracts.warm_up import encode_warm_up, note_of
+from contracts.warm_up import encode_forget, encode_warm_up, note_of
 from sidecar.client import ServerGone
 from sidecar.core.flights import Flight, Flights
 from sidecar.core.pace import Pace
@@ -119,6 +119,17 @@ async def test_what_fails_leaves_the_next_alone(setup: Setup) -> None:
     await setup.until(2)
     await asyncio.sleep(0.01)
     assert setup.sessions() == ["refused", "comes"] and setup.warming.warmed == 1
+
+
+async def test_a_session_that_was_erased_meanwhile_is_not_computed_again(setup: Setup) -> None:
+    setup.flights.begin(flight := Flight("r", 0, 1, 1, 0.0))
+    setup.offer("erased")
+    setup.offer("stays")
+    setup.warming.offer(encode_forget(SessionKey("t", "erased")))
+    setup.flights.end(flight)
+    await setup.until(1)
+    await asyncio.sleep(0.05)
+    assert setup.sessions() == ["stays"]
 
 
 async def test_only_the_latest_hints_wait(setup: Setup) -> None:

@@ -390,3 +390,10 @@ def test_a_load_may_take_as_long_as_the_prompts_before_it(core: Core) -> None:
     core.finished("long", False, 2.0)
     core.finished("loads", False, 2.0)
     assert load_once(core, "computes", 0.5, 2.0) == 0
+
+
+def test_the_sidecar_hears_of_an_erased_session() -> None:
+    core = Core(SHAPE, "m", 1, warms=True)
+    core.hear(pb.StoreToWorker(erase=pb.Erase(sessions=[common_pb2.Session(tenant="t", session_id="a")])), 0.0)
+    (message,) = core.to_warm
+    assert decode_warm_up(message).session == A and not decode_warm_up(message).tokens

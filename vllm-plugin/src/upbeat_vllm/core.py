@@ -18,7 +18,7 @@ from contracts.convert import manifest_to_wire, session_from_wire, session_to_wi
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest, chunk_keys
 from contracts.v1 import kvstore_pb2 as pb
-from contracts.warm_up import encode_warm_up, note_of
+from contracts.warm_up import encode_forget, encode_warm_up, note_of
 from storelink.core.load_plan import LoadRates, Missing, Prefill, Source, plan
 from upbeat_vllm.orders import LoadOrder, SaveOrder, StepOrders
 from upbeat_vllm.state import Load, Request, Save, Turn
@@ -36,7 +36,7 @@ class Core:
     def __init__(self, shape: KvShape, model: str, ranks: int, *, warms: bool = False) -> None:
         self.shape, self.model, self.ranks, self._warms = shape, model, ranks, warms
         self.to_store: list[pb.WorkerToStore] = []
-        #: Messages to the sidecar: hinted sessions that are in the arena.
+        #: Messages to the sidecar: hinted sessions that are in the arena, and erased ones.
         self.to_warm: list[bytes] = []
         self.attached = False
         self.rates = LoadRates()
@@ -373,6 +373,8 @@ class Core:
             request.erased = request.erased or request.turn.session in sessions
         for request_id in [r for r, (manifest, _) in self._turns.items() if manifest.session in sessions]:
             del self._turns[request_id]
+        if self._warms:
+            self.to_warm.extend(encode_forget(session) for session in sessions)
 
     def cached_tokens(self, keys: Sequence[bytes]) -> int:
         """Tokens of the leading chunks that vLLM was last seen to have: for information only."""
