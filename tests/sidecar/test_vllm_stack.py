@@ -230,17 +230,6 @@ def test_a_stopped_server_is_stalled_until_it_goes_on(stack: UpVllm) -> None:
     assert stack.chat("talk-1")["choices"]
 
 
-def test_requests_are_answered_while_the_scheduler_is_dead_and_after(stack: UpVllm) -> None:
-    answer = stack.chat("talk-1")["choices"][0]["message"]["content"]
-    before = stack.pid("scheduler")
-    os.kill(before, signal.SIGKILL)
-    for _ in range(3):
-        assert stack.chat("talk-1")["choices"][0]["message"]["content"] == answer
-    stack.until(lambda: stack.pid("scheduler") != before, "another scheduler runs", 60.0)
-    stack.until(lambda: stack.node()["state"] == "serving", "it knows the node", 60.0)
-    assert stack.chat("talk-1")["choices"][0]["message"]["content"] == answer
-
-
 async def test_a_killed_server_is_replaced_and_its_sessions_come_from_the_store(stack: UpVllm) -> None:
     stack.chat("talk-2", "Remember. " + LONG)
     stack.chat("talk-3", "Remember a hint. " + LONG)
