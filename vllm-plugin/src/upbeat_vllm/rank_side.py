@@ -347,9 +347,14 @@ class RankSide:
                     return
                 load.copying, load.first_s = True, load.first_s or time.monotonic()
             # Without the lock: the forward pass reads layers that are here.
-            self._blocks.load(layer, [(block, offset) for _, block, offset in pieces if block >= 0])
+            try:
+                self._blocks.load(layer, [(block, offset) for _, block, offset in pieces if block >= 0])
+            finally:
+                with self._changed:
+                    load.copying = False
+                    self._changed.notify_all()
             with self._changed:
-                load.copying, load.heard_s = False, time.monotonic()
+                load.heard_s = time.monotonic()
                 load.came += len(pieces)
                 load.here.update((chunk, layer) for chunk, _, _ in pieces)
                 load.left[layer] -= sum(block >= 0 for _, block, _ in pieces)
