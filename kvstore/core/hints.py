@@ -13,6 +13,7 @@ from kvstore.core.again import Again
 from kvstore.core.index import Index
 from kvstore.core.loads import Loads
 from kvstore.core.sessions import Advice, Sessions
+from kvstore.core.usefulness import Usefulness
 
 #: Owner of the loads that hints begin.
 _ADVISORY = "advisory"
@@ -21,8 +22,17 @@ _ADVISORY = "advisory"
 class Hints:
     """See the module. Invariant (`validate`): only sessions with a hint are retried (`Again`)."""
 
-    def __init__(self, node: str, index: Index, sessions: Sessions, loads: Loads, out: list[do.Instruction]) -> None:
+    def __init__(
+        self,
+        node: str,
+        index: Index,
+        sessions: Sessions,
+        loads: Loads,
+        usefulness: Usefulness,
+        out: list[do.Instruction],
+    ) -> None:
         self._node, self._index, self._sessions, self._loads, self._out = node, index, sessions, loads, out
+        self._usefulness = usefulness
         self._last: dict[SessionKey, ev.Advised] = {}  #: by session, the latest hint
         self._again = Again()
         self._fetching: set[SessionKey] = set()  #: sessions whose manifest is being read from blob
@@ -82,7 +92,8 @@ class Hints:
         self._end(session)
 
     def tick(self, now: float) -> None:
-        """Time passed: drop expired hints, and retry loads that ended incomplete for lack of room."""
+        """Time passed: drop expired hints, and retry loads that ended incomplete for lack of room, unless what hints
+        bring is mostly evicted before it is taken."""
         for session in [s for s in self._last if not self._sessions.live(s, now)]:
             del self._last[session]
             self._again.forget(session)
@@ -91,7 +102,9 @@ class Hints:
                 self._again.short(session, now)
         self._loads.short.clear()
         for session in self._again.due(now):
-            if session not in self._fetching:
+            if self._usefulness.wasteful:
+                self._again.short(session, now)
+            elif session not in self._fetching:
                 self._bring(replace(self._last[session], now=now))
 
     def _others(self, sources: Sequence[str]) -> tuple[str, ...]:

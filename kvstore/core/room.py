@@ -29,9 +29,12 @@ from kvstore.core.usefulness import Usefulness
 #: Most room made at once: 1 / share of the arena, bytes, and pieces. Everything else waits while victims are chosen.
 _HEADROOM, _HEADROOM_BYTES, _HEADROOM_PIECES = 32, 16 << 20, 64
 
-#: After a search through more than _MANY victims in vain, slabs are not searched again for _AGAIN_S per victim. That is
-#: ten times what the search takes, so searches take at most a tenth of the time of a store full of protected pieces.
-_MANY, _AGAIN_S = 1000, 2e-4
+#: After a search in vain, slabs are not searched again for so many seconds per victim looked at. That is several times
+#: what the search takes, so that a store full of pieces that may not leave still answers.
+_AGAIN_S = 5e-4
+
+#: The limit of a search that may evict anything.
+_ANYTHING: Below = (math.inf, math.inf)  # type: ignore[assignment]
 
 #: What to free next: one slot, or slabs.
 _Step = int | list[Slab]
@@ -57,7 +60,9 @@ class Room:
         self._victims = Victims(index, sessions, layer_priority=layer_priority)
         #: request that found no room -> the ledger's `changes` at that time
         self._futile: dict[tuple[object, ...], int] = {}
-        self._again_s: dict[Below | None, float] = {}  #: when slabs may be searched again, by limit
+        #: searches in vain: the limit, and when slabs may be searched again for it or for a lower one
+        self._vain: list[tuple[Below, float]] = []
+        self._looked_at = 0  #: victims, in vain, for the present request
 
     def reserve(self, pieces: Sequence[tuple[Chunk, int]], now: float, *, below: Below | None) -> list[int] | None:
         """Reserve a slot for each (chunk, layer), all of one model. None when there is no room. below: evict only what
@@ -70,9 +75,13 @@ class Room:
             return None
         if (slots := self._ledger.begin(kinds, chunks, good)) is not None:
             return slots
+        if below is not None and not self._may_look(now, below):
+            return None
         needs = Counter(kinds)
+        self._looked_at = 0
         if not self._evict_ahead(needs, good, now, below):
             if fewest == good or not (self._ledger.has_room(needs, fewest) or self._evict(needs, fewest, now, below)):
+                self._looked_in_vain(now, below)
                 return None
             self._out.append(Counted("slabs_with_waste"))
             return self._ledger.begin(kinds, chunks, fewest)
@@ -105,24 +114,22 @@ class Room:
     ) -> bool:
         """Evict so that `Ledger.begin` succeeds. False, with nothing changed, when that is impossible. most: limit of
         victims whose slabs are examined."""
-        question = (frozenset(needs.items()), granules, below)
+        most = most if self._may_look(now, below) else 0
+        question = (frozenset(needs.items()), granules, below, most)
         self.refresh(now)
         if self._futile.get(question) == self._ledger.changes:
             return False
         plan = EvictionPlan(self._ledger, needs, granules)
-        defragmentation = Defragmentation(
-            self._ledger, self._victims, plan, below, most if self._may_look(now, below) else 0
-        )
+        defragmentation = Defragmentation(self._ledger, self._victims, plan, below, most)
         while not plan.enough():
             step = self._next(plan, defragmentation, below)
             if step is None:
                 if defragmentation.looked_at:
                     self._out.append(Counted("victims_looked_at_in_vain", defragmentation.looked_at))
+                if most == math.inf:
+                    self._looked_at += defragmentation.looked_at
                 self._victims.settle()
-                if defragmentation.looked_at and most == math.inf:
-                    self._futile[question] = self._ledger.changes
-                if defragmentation.looked_at > _MANY:
-                    self._again_s[below] = now + _AGAIN_S * defragmentation.looked_at
+                self._futile[question] = self._ledger.changes
                 return False
             if isinstance(step, int):
                 plan.free_slot(step)
@@ -138,8 +145,14 @@ class Room:
         return True
 
     def _may_look(self, now: float, below: Below | None) -> bool:
-        """Whether slabs may be searched: not soon after a long search in vain."""
-        return now >= self._again_s.get(below, now)
+        """Whether slabs may be searched: not soon after a search in vain."""
+        return not any(now < again_s and (below or _ANYTHING) <= limit for limit, again_s in self._vain)
+
+    def _looked_in_vain(self, now: float, below: Below | None) -> None:
+        if self._looked_at:
+            self._vain = [(limit, again_s) for limit, again_s in self._vain if now < again_s]
+            self._vain.append((below or _ANYTHING, now + _AGAIN_S * self._looked_at))
+            self._looked_at = 0
 
     def _piece_at(self, offset: int) -> tuple[Chunk, int]:
         slab = self._ledger.slab_at(offset)

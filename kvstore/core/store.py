@@ -65,7 +65,7 @@ class Store:
         self.index = Index()
         self.sessions = Sessions()
         self.ledger = Ledger(arena_bytes, granule_bytes)
-        self.usefulness = Usefulness()
+        self.usefulness = Usefulness(arena_bytes)
         self.meter = Meter(self._out)
         self.room = Room(
             self.index, self.ledger, self.sessions, self.usefulness, self._out, layer_priority=layer_priority
@@ -109,7 +109,7 @@ class Store:
             default_quota_bytes,
             quota_bytes or {},
         )
-        self.hints = Hints(node, self.index, self.sessions, self.loads, self._out)
+        self.hints = Hints(node, self.index, self.sessions, self.loads, self.usefulness, self._out)
         self._has_recovered = False  #: the SSD's files are known
         self._numbers = 0
         self._most_sessions = most_sessions

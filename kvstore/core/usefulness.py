@@ -22,7 +22,10 @@ _TAKERS = (LoadKind.DEMAND, LoadKind.PREFETCH)
 class Usefulness:
     """See the module. Other parts report what happens to a piece; `drain` returns the sums."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena_bytes: int) -> None:
+        self._arena_bytes = arena_bytes
+        #: Of hints' latest pieces, about as many bytes as the arena has, by outcome.
+        self._lately: Counter[str] = Counter()
         #: chunk key -> bit mask of layers that came for a hint and have not been taken
         self._untouched: dict[bytes, int] = {}
         self._sums: Counter[tuple[str, str]] = Counter()
@@ -53,6 +56,11 @@ class Usefulness:
         if self._forget(chunk.key, layer):
             self._add("hint_bytes", "wasted", chunk)
 
+    @property
+    def wasteful(self) -> bool:
+        """Whether most of what hints brought lately was evicted before it was taken: there is no room for more."""
+        return 2 * self._lately["wasted"] > max(self._lately.total(), self._arena_bytes // 4)
+
     def drain(self) -> list[Counted]:
         """The sums since the last call."""
         sums = [Counted(what, amount, (label,)) for (what, label), amount in self._sums.items()]
@@ -61,6 +69,10 @@ class Usefulness:
 
     def _add(self, what: str, label: str, chunk: Chunk) -> None:
         self._sums[what, label] += chunk.shape.piece_bytes
+        if what == "hint_bytes":
+            self._lately[label] += chunk.shape.piece_bytes
+            if self._lately.total() > self._arena_bytes:
+                self._lately = Counter({label: size // 2 for label, size in self._lately.items()})
 
     def _forget(self, key: bytes, layer: int) -> bool:
         layers = self._untouched.get(key, 0)

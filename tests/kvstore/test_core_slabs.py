@@ -129,7 +129,8 @@ class Desk:
         self.index, self.sessions = Index(), Sessions()
         self.ledger = Ledger(granules * granule_bytes, granule_bytes)
         self.out: list[Instruction] = []
-        self.room = Room(self.index, self.ledger, self.sessions, Usefulness(), self.out, layer_priority=layer_priority)
+        usefulness = Usefulness(self.ledger.arena_bytes)
+        self.room = Room(self.index, self.ledger, self.sessions, usefulness, self.out, layer_priority=layer_priority)
         self.now = 100.0
         self.uses = 0
 
@@ -314,6 +315,7 @@ class RoomMachine(RuleBasedStateMachine):
         chunk = data.draw(st.sampled_from(self.chunks))
         layers = data.draw(st.lists(st.integers(0, chunk.shape.layers - 1), min_size=1, unique=True))
         before = self.desk.here()
+        self.desk.now += 1.0  # after a search in vain the room rests
         came = self.desk.fill([chunk], sorted(layers), below)
         if not came:
             assert self.desk.here() == before, "a reservation that failed evicted something"
@@ -428,6 +430,19 @@ def test_a_full_arena_of_what_may_not_leave_is_not_looked_through_for_every_chun
     desk.now += 60
     assert desk.fill(wanted[:1]), "looked for again, and found"
     desk.ledger.validate()
+
+
+def test_hints_that_find_no_room_do_not_each_look_for_it():
+    desk = Desk(128, 64 * SLOT)
+    assert desk.fill(desk.session("a", shape(b"a", 8), 1024))
+    desk.advise("a")
+    desk.out.clear()
+    for number in range(50):
+        desk.now += 0.001
+        assert not desk.fill(desk.session(f"b{number}", shape(b"a", 8), 1), below=Rank.ADVISED)
+    looked = [i.amount for i in desk.out if isinstance(i, Counted) and i.what == "victims_looked_at_in_vain"]
+    assert len(looked) <= 2
+    assert desk.fill(desk.session("c", shape(b"a", 8), 1)), "a request looks at once"
 
 
 def test_room_is_made_ahead_of_need_but_not_for_hundreds_of_small_pieces_at_once():

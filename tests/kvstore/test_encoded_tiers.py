@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,14 +34,27 @@ from tests.kvstore.tier_harness import KEY, MIB, OTHER_KEY, SHAPE, arena, assert
 __all__ = ["arena"]
 
 
+_made: list[SsdTier] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Tiers' threads end with the test."""
+    yield
+    while _made:
+        _made.pop().close()
+
+
 def make_ssd(tmp_path: Path, arena, codec: Codec | None, codecs: Codecs | None = None) -> SsdTier:
-    return SsdTier(
+    made = SsdTier(
         tmp_path / "ssd",
         arena,
         ThreadFileIo(arena),
         ThreadFileIo(arena),
         encoded=EncodedFiles(arena, codecs or with_upper(), codec),
     )
+    _made.append(made)
+    return made
 
 
 def stored_wanted(ssd: SsdTier, write: WriteSsd, layers: range) -> list[FetchPiece]:

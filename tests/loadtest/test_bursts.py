@@ -59,6 +59,6 @@ def test_a_trace_can_be_made_like_another(tmp_path: Path) -> None:
     write(like, generate(600, 5, sessions_per_s=2.0, burstiness=0.3, mean_prompt_tokens=20_000))
     result = CliRunner().invoke(app, ["--out", str(out), "--like", str(like), "--sessions", "20"])
     assert result.exit_code == 0
-    assert float(result.output.split("gamma shape ")[1].split()[0]) == pytest.approx(0.3, rel=0.25)
-    assert float(result.output.split(": ")[1].split()[0]) == pytest.approx(2.0, rel=0.2)
+    assert float(result.stdout.split("gamma shape ")[1].split()[0]) == pytest.approx(0.3, rel=0.25)
+    assert float(result.stdout.split(": ")[1].split()[0]) == pytest.approx(2.0, rel=0.2)
     assert CliRunner().invoke(app, ["--out", str(out), "--lengths", "even"]).exit_code == 2

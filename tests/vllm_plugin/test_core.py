@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from upbeat_vllm.core import ANSWER_S, Core
+from upbeat_vllm.core import ANSWER_S, COMES_S, Core
 from upbeat_vllm.orders import LoadOrder, SaveOrder
 from upbeat_vllm.state import Turn
 
@@ -25,6 +25,10 @@ A = SessionKey("t", "a")
 
 def turn(request_id: str = "r", **more: Any) -> Turn:
     return Turn(request_id, A, SALT, **more)
+
+
+def end(load_id: int, usable: int) -> pb.StoreToWorker:
+    return pb.StoreToWorker(end=pb.LoadEnd(load_id=load_id, usable=usable))
 
 
 def found(load_id: int, chunks: int, near: bool = True, source: int = 0) -> pb.StoreToWorker:
@@ -131,7 +135,7 @@ def test_chunks_that_did_not_come_are_offered_when_they_have_been_computed(core:
     core.scheduled("r", TOKENS, [1, 2, 13, 14, 5], 18, 8)
     assert core.take_orders().saves == [SaveOrder(2, (13, 14))]
     core.hear(pb.StoreToWorker(erase=pb.Erase(keys=chunk_keys(SALT, SHAPE, TOKENS[:16])[2:3])), 0.2)
-    assert core.to_evict == {13}, "where it is now"
+    assert core.blocks.to_evict == {13}, "where it is now"
 
 
 def test_the_session_is_told_of_what_was_computed_of_the_answer_too(core: Core) -> None:
@@ -181,7 +185,7 @@ def test_an_erased_session_is_evicted_and_not_told_of_again(core: Core) -> None:
         keys=chunk_keys(SALT, SHAPE, TOKENS[:8]), sessions=[common_pb2.Session(tenant="t", session_id="a")]
     )
     core.hear(pb.StoreToWorker(erase=erase), 0.3)
-    assert core.to_evict == {1, 2}
+    assert core.blocks.to_evict == {1, 2}
     kinds(core)
     core.copied(2, [0, 1, 2, 3])
     core.copied(2, [0, 1, 2, 3])
@@ -195,7 +199,7 @@ def test_what_came_from_the_store_is_evicted_with_its_session_too(core: Core) ->
     assert core.match(turn(), TOKENS, 0, 0.1) == (16, False)
     core.allocated("r", [1, 2, 3, 4, 5], 16)
     core.hear(pb.StoreToWorker(erase=pb.Erase(keys=chunk_keys(SALT, SHAPE, TOKENS[:16])[1:3])), 0.2)
-    assert core.to_evict == {2, 3}
+    assert core.blocks.to_evict == {2, 3}
 
 
 def test_vllm_may_take_less_than_it_was_answered(core: Core) -> None:
@@ -265,6 +269,7 @@ class Machine:
             self.core.hear(
                 found(self.random.choice(self.loads), self.random.randrange(5), self.random.random() < 0.5), self.now
             )
+            self.core.hear(end(self.random.choice(self.loads), self.random.randrange(5)), self.now)
         if self.saves:
             save_id = self.random.choice(list(self.saves))
             self.core.hear(
@@ -294,7 +299,7 @@ class Machine:
         self.core.finished(request_id, self.core.is_loading(request_id), self.now)
 
     def link(self) -> None:
-        self.core.here(self.random.random() < 0.8)
+        self.core.here(self.random.random() < 0.8, self.random.randrange(20) * SHAPE.chunk_bytes)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -335,7 +340,7 @@ def test_a_turn_leaves_its_tokens_for_a_hint() -> None:
 def test_a_warm_up_loads_all_that_is_there_and_leaves_nothing() -> None:
     core = Core(SHAPE, "m", 1, warms=True)
     core.here(True)
-    core.prefill_token_s = 1e-9  # computing would be sooner
+    core.choice.prefill_token_s = 1e-9  # computing would be sooner
     core.match(turn(warms=True), TOKENS, 0, 0.0)
     core.hear(found(1, 4), 0.1)
     assert core.match(turn(warms=True), TOKENS, 0, 0.1) == (16, False)
@@ -343,7 +348,7 @@ def test_a_warm_up_loads_all_that_is_there_and_leaves_nothing() -> None:
     core.scheduled("r", TOKENS, [1, 2, 3, 4, 5], 18)
     core.finished("r", False, 1.0, TOKENS)
     assert not core.take_orders().saves and set(kinds(core)) == {"load"}
-    assert set(core.block_of.values()) == {1, 2, 3, 4}, "an erasure finds its blocks"
+    assert set(core.blocks._block_of.values()) == {1, 2, 3, 4}, "an erasure finds its blocks"
 
 
 def test_only_an_offer_with_a_note_of_this_model_reaches_the_sidecar() -> None:
@@ -363,14 +368,14 @@ def load_once(core: Core, request_id: str, waited_s: float, now: float) -> int |
     core.match(given, TOKENS, 0, now)
     (load_id,) = core._loads
     core.hear(found(load_id, 4, near=False, source=1), now)
-    tokens, _ = core.match(given, TOKENS, 0, now)
+    tokens, _ = core.match(given, TOKENS, 0, now + COMES_S)
     core.allocated(request_id, [1, 2, 3, 4, 5], tokens or 0)
     core.loaded(load_id, 12, waited_s, 0.01, now + waited_s)
     return tokens
 
 
 def test_where_loads_wait_for_room_requests_compute_until_that_is_forgotten(core: Core) -> None:
-    core.prefill_token_s = 0.01
+    core.choice.prefill_token_s = 0.01
     assert load_once(core, "first", 0.0, 0.0) == 16
     for number in range(5):
         load_once(core, f"waits-{number}", 4.0, 1.0)
@@ -379,7 +384,7 @@ def test_where_loads_wait_for_room_requests_compute_until_that_is_forgotten(core
 
 
 def test_a_load_may_take_as_long_as_the_prompts_before_it(core: Core) -> None:
-    core.prefill_token_s = 0.01
+    core.choice.prefill_token_s = 0.01
     for number in range(5):
         load_once(core, f"waits-{number}", 0.5, 0.0)
         core.finished(f"waits-{number}", False, 0.0)
@@ -390,6 +395,78 @@ def test_a_load_may_take_as_long_as_the_prompts_before_it(core: Core) -> None:
     core.finished("long", False, 2.0)
     core.finished("loads", False, 2.0)
     assert load_once(core, "computes", 0.5, 2.0) == 0
+
+
+def test_while_others_compute_a_request_waits_without_blocks_for_what_is_on_its_way(core: Core) -> None:
+    core.match(turn("computes", cacheable=False), TOKENS, 0, 0.0)
+    core.allocated("computes", [9, 10, 11, 12, 13], 0)
+    assert core.match(turn("r"), TOKENS, 0, 0.0) == (None, False)
+    core.hear(found(1, 4, near=False, source=1), 0.0)
+    assert core.match(turn("r"), TOKENS, 0, 0.1) == (None, False)
+    core.hear(end(1, 3), 0.2)
+    assert core.match(turn("r"), TOKENS, 0, 0.2) == (12, False), "the fourth chunk could not be had"
+    core.allocated("r", [1, 2, 3, 4, 5], 12)
+    (order,) = core.take_orders().loads
+    assert order.sync and order.blocks == (1, 2, 3)
+
+
+def test_a_request_waits_so_only_for_a_while_and_not_while_nothing_computes(core: Core) -> None:
+    core.match(turn("r"), TOKENS, 0, 0.0)
+    core.hear(found(1, 4, near=False, source=1), 0.0)
+    assert core.match(turn("r"), TOKENS, 0, 0.0) == (16, True)
+    core.match(turn("computes", cacheable=False), TOKENS, 0, 0.0)
+    core.allocated("computes", [9, 10, 11, 12, 13], 0)
+    assert core.match(turn("r"), TOKENS, 0, COMES_S - 0.01) == (None, False)
+    assert core.match(turn("r"), TOKENS, 0, COMES_S) == (16, True)
+
+
+def test_nothing_but_loads_goes_on_once_they_are_ordered_and_until_a_request_computes(core: Core) -> None:
+    core.match(turn("r"), TOKENS, 0, 0.0)
+    core.hear(found(1, 4, near=False, source=1), 0.0)
+    assert core.match(turn("r"), TOKENS, 0, 0.0) == (16, True) and not core.only_loads
+    core.allocated("r", [1, 2, 3, 4, 5], 16)
+    assert not core.only_loads, "the ranks do not know yet"
+    core.take_orders()
+    assert core.only_loads
+    core.match(turn("computes", cacheable=False), TOKENS, 0, 0.0)
+    core.allocated("computes", [9, 10, 11, 12, 13], 0)
+    assert not core.only_loads
+    core.finished("computes", False, 0.0)
+    core.loaded(1, 12, 0.0, 0.1, 0.2)
+    assert not core.only_loads
+
+
+def test_loads_of_requests_without_blocks_leave_half_of_the_arena(core: Core) -> None:
+    core.here(True, 16 * SHAPE.chunk_bytes)
+    names = [f"r{n}" for n in range(4)]
+
+    def asked() -> int:
+        core.take_orders()
+        for name in names:
+            core.match(turn(name), TOKENS, 0, 0.0)
+        return len(core._loads)
+
+    assert asked() == 2
+    core.hear(found(1, 0), 0.0)
+    assert asked() == 2 and core.match(turn("r0"), TOKENS, 0, 0.0) == (0, False), "it has nothing, and the third asks"
+    core.hear(found(2, 4), 0.0)
+    core.match(turn("r1"), TOKENS, 0, 0.0)
+    core.allocated("r1", [1, 2, 3, 4, 5], 16)
+    assert asked() == 3, "what is copied into blocks does not count"
+    core.validate()
+
+
+def test_a_load_larger_than_that_is_asked_for_alone_and_in_its_turn(core: Core) -> None:
+    core.here(True, 6 * SHAPE.chunk_bytes)
+    core.match(turn("small"), TOKENS[:6], 0, 0.0)
+    core.match(turn("large"), TOKENS, 0, 0.0)
+    core.match(turn("behind"), TOKENS[:6], 0, 0.0)
+    assert list(core._loads.values()) == ["small"], "nobody overtakes the large one for ever"
+    core.hear(found(1, 0), 0.0)
+    core.take_orders()
+    for name, tokens in (("small", TOKENS[:6]), ("large", TOKENS), ("behind", TOKENS[:6])):
+        core.match(turn(name), tokens, 0, 0.1)
+    assert list(core._loads.values()) == ["large"]
 
 
 def test_the_sidecar_hears_of_an_erased_session() -> None:

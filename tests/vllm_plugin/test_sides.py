@@ -202,6 +202,34 @@ def test_what_one_engine_saved_another_loads_byte_for_byte(stack: Stack, splits:
     second.close()
 
 
+def test_an_end_that_comes_before_the_order_does_not_overtake_pieces_that_came_earlier(stack: Stack) -> None:
+    salt, tokens = secrets.token_bytes(32), list(range(100, 100 + 5 * SIZE + 3))
+    engine = Engine(stack.address(0), [HostBlocks(range(LAYERS), 0, 1)])
+    expected = list(saved(engine, tokens, salt).values())
+    found, _ = engine.match(turn("second", salt), tokens)
+    blocks, rank = [30, 27, 22, 29, 31], engine.ranks[0]
+    with engine.side.lock:
+        load = engine.core._requests["second"].load
+        assert load is not None
+        load.near = True
+        engine.core.allocated("second", blocks, found)
+    engine.until(lambda: any(m[0] == wire.END for m in rank._early.get(load.load_id, ())))
+    with rank._changed:  # the loads' thread has not come to the last messages
+        early = rank._early[load.load_id]
+        late = [early.pop() for _ in range(min(2, len(early) - 1))]
+        for message in reversed(late):
+            rank._work.put(message)
+        with engine.side.lock:
+            orders = engine.core.take_orders()
+        rank.begin(orders)
+    for layer in range(LAYERS):
+        rank.wait_for_layer(layer)
+    rank.computed(orders)
+    assert not rank.results()[2]
+    assert [content(engine.blocks, block) for block in blocks] == expected
+    engine.close()
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_what_a_step_computes_from_blocks_that_did_not_come_is_not_saved(stack: Stack, in_flight: int) -> None:
     salt, tokens = secrets.token_bytes(32), list(range(100, 100 + 8 * SIZE))

@@ -66,11 +66,11 @@ def erased(stack: Stack, wake: Path | None) -> SchedulerSide:
     while side._loop is None or side._link is None:
         assert time.monotonic() < end
         time.sleep(0.01)
-    side.core.block_of[KEY] = 7
+    side.core.blocks.note([KEY], [7])
     session = common_pb2.Session(tenant="t", session_id="s")
     message = pb.StoreToWorker(erase=pb.Erase(sessions=[session], keys=[KEY]))
     side._loop.call_soon_threadsafe(side._hear, message)
-    while not side.core.to_evict:
+    while not side.core.blocks.to_evict:
         assert time.monotonic() < end
         time.sleep(0.01)
     return side
@@ -81,7 +81,7 @@ def test_a_step_is_asked_for_until_the_block_is_evicted(stack: Stack, sidecar: s
     try:
         assert heard(sidecar, 1.0) == 1
         assert heard(sidecar, 1.5) >= 1, "the first one may have been lost"
-        side.core.to_evict.clear()  # a step has run
+        side.core.blocks.to_evict.clear()  # a step has run
         heard(sidecar, 0.2)
         assert heard(sidecar, 1.5) == 0
     finally:
@@ -91,7 +91,7 @@ def test_a_step_is_asked_for_until_the_block_is_evicted(stack: Stack, sidecar: s
 def test_an_engine_that_steps_by_itself_is_not_woken(stack: Stack, sidecar: socket.socket, tmp_path: Path) -> None:
     side = erased(stack, tmp_path / "wake.sock")
     try:
-        side.core.to_evict.clear()
+        side.core.blocks.to_evict.clear()
         assert heard(sidecar, 1.5) == 0
     finally:
         side.close()
@@ -102,7 +102,7 @@ def test_without_a_sidecar_it_waits_for_the_next_step(stack: Stack, tmp_path: Pa
     side = erased(stack, tmp_path / "nobody.sock" if there else None)
     try:
         time.sleep(0.5)
-        assert side.core.to_evict == {7}
+        assert side.core.blocks.to_evict == {7}
     finally:
         side.close()
 

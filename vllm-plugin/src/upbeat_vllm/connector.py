@@ -150,6 +150,8 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         with side.lock:
             self._evict(side)
             prefill = self._scheduled(side.core, scheduler_output)
+            if not scheduler_output.total_num_scheduled_tokens:
+                side.rest()
             self._began = (time.monotonic(), prefill) if scheduler_output.total_num_scheduled_tokens else None
             return UpbeatMetadata(side.take_orders())
 
@@ -185,7 +187,7 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
             began, prefill = self._began
             self._began = None
             with side.lock:
-                side.core.stepped(time.monotonic() - began, prefill)
+                side.core.choice.stepped(time.monotonic() - began, prefill)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """See `Core.finished`."""
@@ -203,16 +205,16 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def has_pending_push_work(self) -> bool:
         """Erasures that vLLM's cache has not heard of."""
         side = self._scheduler
-        return side is not None and bool(side.core.to_evict)
+        return side is not None and bool(side.core.blocks.to_evict)
 
     def reset_cache(self) -> bool | None:
         """vLLM's own cache was emptied; the store's is not vLLM's to empty."""
         return None
 
     def _evict(self, side: SchedulerSide) -> None:
-        if side.core.to_evict and self._pool is not None:
-            self._pool.evict_blocks(set(side.core.to_evict))
-            side.core.to_evict.clear()
+        if side.core.blocks.to_evict and self._pool is not None:
+            self._pool.evict_blocks(set(side.core.blocks.to_evict))
+            side.core.blocks.to_evict.clear()
         side.evicted()
 
     def _turn(self, request: Request) -> Turn:

@@ -11,7 +11,6 @@ Invariants (`validate`): a request has at most one load; a save's blocks are hel
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from contracts.convert import manifest_to_wire, session_from_wire, session_to_wire
@@ -19,15 +18,17 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest, chunk_keys
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.warm_up import encode_forget, encode_warm_up, note_of
-from storelink.core.load_plan import LoadRates, Missing, Prefill, Source, plan
+from upbeat_vllm.known_blocks import KnownBlocks
+from upbeat_vllm.load_or_compute import LoadOrCompute
 from upbeat_vllm.orders import LoadOrder, SaveOrder, StepOrders
 from upbeat_vllm.state import Load, Request, Save, Turn
 
 #: How long the store may take to say what it can bring, in seconds; then the request computes.
 ANSWER_S = 2.0
-#: Blocks by chunk key that are remembered, for erasures.
-MOST_BLOCKS = 1 << 20
-_WEIGHT = 0.3
+#: How long a request waits without blocks for pieces that are on their way, while others compute, in seconds.
+COMES_S = 1.0
+#: Loads of requests without blocks may fill so much of the arena: a load that is copied needs room, too.
+AHEAD = 0.5
 
 
 class Core:
@@ -39,11 +40,12 @@ class Core:
         #: Messages to the sidecar: hinted sessions that are in the arena, and erased ones.
         self.to_warm: list[bytes] = []
         self.attached = False
-        self.rates = LoadRates()
-        self.prefill_token_s = 0.0
-        #: Blocks that vLLM's own cache must forget, for erasures, and the questions to answer when it has.
-        self.to_evict: set[int] = set()
-        self.block_of: OrderedDict[bytes, int] = OrderedDict()
+        self.choice = LoadOrCompute(shape)
+        self.blocks = KnownBlocks()
+        #: Chunks that the arena holds at most.
+        self._room = 0
+        #: A request of this step may not ask yet: those behind it may not either.
+        self._refused = False
         self._requests: dict[str, Request] = {}
         self._loads: dict[int, str] = {}
         self._saves: dict[int, Save] = {}
@@ -67,7 +69,10 @@ class Core:
         if load is None:
             if request.asked:
                 return 0, False
-            self._ask(request, first, usable, now)
+            if not self._refused and self._may_ask(usable - first):
+                self._ask(request, first, usable, now)
+            else:
+                self._refused = True
             return None, False
         if load.found is None:
             if now - load.asked_s < ANSWER_S:
@@ -79,13 +84,23 @@ class Core:
             self._ask(request, first, usable, now)
             return None, False
         if load.answered is None:
-            load.answered = self._worth(request, load, len(tokens), computed, now)
+            rest = len(tokens) - (load.first + load.found) * size
+            whole = request.turn.warms
+            load.answered = load.found if whole else self.choice.chunks(load, rest, self._prompt_tokens(), now)
         count = load.first + load.answered - first
         if count <= 0:
             self._give_up(request)
             return 0, False
+        if not load.near and self.busy and now - load.found_s < COMES_S:
+            return None, False
         load.begins = first
         return count * size, not load.near
+
+    def _may_ask(self, chunks: int) -> bool:
+        """Whether the arena has room for one more load that may wait long for vLLM's blocks."""
+        ahead = [load for r in self._requests.values() if (load := r.load) is not None and not load.under_way]
+        held = sum(load.wanted if load.found is None else load.found for load in ahead)
+        return not held or held + chunks <= AHEAD * self._room
 
     def waits(self, request_id: str) -> bool:
         """Whether the store was asked for the request and has not answered."""
@@ -94,8 +109,8 @@ class Core:
 
     @property
     def busy(self) -> bool:
-        """Whether any request has blocks, so that a step may have work."""
-        return any(request.blocks for request in self._requests.values())
+        """Whether a request has blocks and waits for no load, so that a step has work."""
+        return any(request.computes for request in self._requests.values())
 
     def _request(self, turn: Turn, tokens: Sequence[int]) -> Request:
         request = self._requests.setdefault(turn.request_id, Request(turn, length=len(tokens)))
@@ -118,34 +133,9 @@ class Core:
         )
         self.to_store.append(pb.WorkerToStore(load=asked))
 
-    def _worth(self, request: Request, load: Load, tokens: int, computed: int, now: float) -> int:
-        """How many of the found chunks to load: fewer where computing the rest is sooner
-        (`storelink.core.load_plan`)."""
-        assert load.found is not None
-        if not self.prefill_token_s or not load.found or request.turn.warms:
-            return load.found
-        missing = [
-            Missing(self.shape.layers, Source(load.sources[i]) if i < len(load.sources) else Source.DRAM, _due(load, i))
-            for i in range(load.found)
-        ]
-        rest = tokens - (load.first + load.found) * self.shape.chunk_tokens
-        prefill = Prefill(
-            rest,
-            self.prefill_token_s,
-            self.shape.chunk_tokens,
-            self.shape.layers,
-            overlap=load.near,
-            queued_s=self._prompt_tokens() * self.prefill_token_s,
-        )
-        return plan(missing, self.rates.believed(now), prefill).chunks
-
     def _prompt_tokens(self) -> int:
         """Tokens that are being computed, or can be: nothing that a load is on its way to."""
-        return sum(
-            max(r.length - r.computed, 0)
-            for r in self._requests.values()
-            if r.blocks and (r.load is None or not r.load.under_way or r.load.near)
-        )
+        return sum(max(r.length - r.computed, 0) for r in self._requests.values() if r.computes)
 
     def allocated(self, request_id: str, blocks: Sequence[int], external_tokens: int) -> None:
         """vLLM has given the request `blocks`; external_tokens: of the answer to `match`, 0 where it loads nothing."""
@@ -251,30 +241,24 @@ class Core:
         return True
 
     def _note_blocks(self, request: Request, upto: int) -> None:
-        """Remember in which blocks the request's chunks before `upto` are, for erasures."""
-        for key, block in zip(request.keys[request.noted : upto], request.blocks[request.noted : upto], strict=False):
-            self.block_of.pop(key, None)
-            self.block_of[key] = block
+        self.blocks.note(request.keys[request.noted : upto], request.blocks[request.noted : upto])
         request.noted = max(request.noted, upto)
-        while len(self.block_of) > MOST_BLOCKS:
-            self.block_of.popitem(last=False)
+
+    @property
+    def only_loads(self) -> bool:
+        """Whether loads are on their way into blocks, and a step would change nothing before one has ended."""
+        under_way = any(r.load is not None and r.load.under_way for r in self._requests.values())
+        return under_way and not self.busy and self._orders == StepOrders()
 
     def take_orders(self) -> StepOrders:
         """What the ranks are told with the step."""
-        taken, self._orders = self._orders, StepOrders()
+        taken, self._orders, self._refused = self._orders, StepOrders(), False
         return taken
 
-    def stepped(self, seconds: float, prefill_tokens: int) -> None:
-        """A step took so long and computed so many tokens of prompts."""
-        if prefill_tokens >= self.shape.chunk_tokens:
-            found = seconds / prefill_tokens
-            old = self.prefill_token_s
-            self.prefill_token_s = found if not old else old + _WEIGHT * (found - old)
-
     # ---- the store ---------------------------------------------------------------------------------------------
-    def here(self, attached: bool) -> None:
+    def here(self, attached: bool, arena_bytes: int = 0) -> None:
         """The store is attached, or gone: then nothing that was asked of it comes."""
-        self.attached = attached
+        self.attached, self._room = attached, arena_bytes // self.shape.chunk_bytes
         if attached:
             return
         for request in self._requests.values():
@@ -285,10 +269,12 @@ class Core:
             self._save_over(save_id)
 
     def hear(self, message: pb.StoreToWorker, now: float) -> None:
-        """LoadFound, SaveGrant, PrefetchOffer, Erase; the ranks have pieces, ends and grants from the link itself."""
+        """LoadFound, LoadEnd, SaveGrant, PrefetchOffer, Erase; the ranks have pieces, ends and grants, too."""
         kind = message.WhichOneof("kind")
         if kind == "found":
             self._found(message.found, now)
+        elif kind == "end":
+            self._all_came(message.end, now)
         elif kind == "grant":
             self._granted(message.grant)
         elif kind == "erase":
@@ -310,6 +296,18 @@ class Core:
         load.found, load.near, load.found_s = min(found.chunks, load.wanted), found.near, now
         load.sources = tuple(s for s in found.sources if s in (0, 1, 2, 3))
         load.due_s = tuple(found.due_s)
+
+    def _all_came(self, end: pb.LoadEnd, now: float) -> None:
+        """All that comes of a load is in the arena. If its request has no blocks yet, it will wait for nothing."""
+        request = self._requests.get(self._loads.get(end.load_id, ""))
+        load = request.load if request is not None else None
+        if load is None or load.under_way or load.near or load.found is None:
+            return
+        load.found, load.near = min(load.found, end.usable), True
+        if load.answered is not None:
+            load.answered = min(load.answered, load.found)
+        self.choice.observed(load, 0.0, (now - load.found_s) / max(load.found * self.shape.layers, 1), now)
+        load.sources = ()
 
     def _granted(self, grant: pb.SaveGrant) -> None:
         save = self._saves.get(grant.save_id)
@@ -359,31 +357,17 @@ class Core:
         if request is None or request.load is None or request.load.load_id != load_id:
             return
         load, request.load = request.load, None
-        if load.sources and load.found_s:
-            # A load that waits for room in the arena is slow, however fast its pieces come then.
-            latency_s = max(load.found_s - load.asked_s, 0.0) + waited_s
-            self.rates.observed(Source(max(load.sources)), latency_s, seconds / max(came, 1), now)
+        self.choice.observed(load, waited_s, seconds / max(came, 1), now)
 
     def _erase(self, erase: pb.Erase) -> None:
         sessions = {SessionKey(s.tenant, s.session_id) for s in erase.sessions}
-        for key in erase.keys:
-            if (block := self.block_of.pop(key, None)) is not None:
-                self.to_evict.add(block)
+        self.blocks.erase(erase.keys)
         for request in self._requests.values():
             request.erased = request.erased or request.turn.session in sessions
         for request_id in [r for r, (manifest, _) in self._turns.items() if manifest.session in sessions]:
             del self._turns[request_id]
         if self._warms:
             self.to_warm.extend(encode_forget(session) for session in sessions)
-
-    def cached_tokens(self, keys: Sequence[bytes]) -> int:
-        """Tokens of the leading chunks that vLLM was last seen to have: for information only."""
-        count = 0
-        for key in keys:
-            if key not in self.block_of:
-                break
-            count += 1
-        return count * self.shape.chunk_tokens
 
     def validate(self) -> None:
         """Raise AssertionError when an invariant is broken."""
@@ -394,7 +378,3 @@ class Core:
             request = self._requests.get(save.request_id)
             assert request is None or save_id in request.saves
             assert 0 < save.waits <= self.ranks
-
-
-def _due(load: Load, i: int) -> float | None:
-    return load.due_s[i] if i < len(load.due_s) and load.due_s[i] >= 0 else None

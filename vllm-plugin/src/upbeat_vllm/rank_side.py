@@ -34,6 +34,8 @@ _REMEMBERED = 4096
 #: How long nothing may come of a load, or of the store's answer to a save, in seconds; then it is given up.
 SILENCE_S = 5.0
 _CONNECT_S = 0.1
+#: To the loads' thread, of a load: its order is here, so what came before can be done.
+_ORDERED = -1
 
 
 @dataclass
@@ -83,7 +85,7 @@ class RankSide:
         self._file = -1
         self._connection: socket.socket | None = None
         self._sending = threading.Lock()
-        self._work: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._save_work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closing = False
         for name, run in (("hear", self._hear), ("loads", self._copy_loads), ("saves", self._copy_saves)):
@@ -113,8 +115,8 @@ class RankSide:
                 self._loads[order.load_id] = load
                 if order.sync:
                     self._sync.append(load)
-                for early in self._early.pop(order.load_id, ()):
-                    self._work.put((early[0], early))
+                if order.load_id in self._early:
+                    self._work.put([_ORDERED, order.load_id])
                 if not wanted or self._arena is None:
                     self._close(load)
             for request_id in orders.aborted:
@@ -274,7 +276,7 @@ class RankSide:
             with self._changed:
                 self._remember(message[1])
         else:
-            self._work.put((kind, message))
+            self._work.put(message)
 
     def _grant(self, save_id: int, save: _Save, indices: list[int], offsets: list[int]) -> None:
         sound = self._arena is not None and len(offsets) == len(indices) * self._layers
@@ -292,22 +294,30 @@ class RankSide:
 
     def _forget(self, number: int | None) -> None:
         """The store is gone: loads and saves that are not done are over, and nothing is copied after this."""
-        self._work.put((wire.GONE, [wire.GONE, number]))
+        self._work.put([wire.GONE, number])
 
     # ---- the loads' thread -------------------------------------------------------------------------------------
     def _copy_loads(self) -> None:
-        while (work := self._work.get()) is not None:
-            kind, message = work
-            if kind == wire.PIECES:
-                self._take(message)
-            elif kind == wire.END:
-                with self._changed:
-                    if (load := self._loads.get(message[1])) is not None:
+        while (message := self._work.get()) is not None:
+            kind, number = message[:2]
+            if kind == wire.GONE:
+                self._leave(number)
+                continue
+            with self._changed:
+                load = self._loads.get(number)
+                if kind == _ORDERED:
+                    messages = self._early.pop(number, [])
+                elif load is None or number in self._early:  # behind what came earlier
+                    self._wait_for_order(number, message)
+                    continue
+                else:
+                    messages = [message]
+            for message in messages if load is not None else ():
+                if message[0] == wire.PIECES:
+                    self._take(load, message)
+                else:
+                    with self._changed:
                         self._close(load)
-                    else:
-                        self._wait_for_order(message[1], message)
-            elif kind == wire.GONE:
-                self._leave(message[1])
 
     def _leave(self, number: int | None) -> None:
         with self._changed:
@@ -326,15 +336,10 @@ class RankSide:
         if number is not None:
             self._send([wire.LEFT, number])
 
-    def _take(self, message: list[Any]) -> None:
+    def _take(self, load: _Load, message: list[Any]) -> None:
         _, load_id, chunks, layers, offsets = message
-        with self._changed:
-            load = self._loads.get(load_id)
-            if load is None:
-                self._wait_for_order(load_id, message)
-                return
-            blocks = load.order.blocks
-            arena_bytes = len(self._arena) - MARK_BYTES if self._arena is not None else 0
+        blocks, arena = load.order.blocks, self._arena
+        arena_bytes = len(arena) - MARK_BYTES if arena is not None else 0
         last = arena_bytes - self._blocks.share_at - self._blocks.share_bytes
         by_layer: dict[int, list[tuple[int, int, int]]] = {}
         for chunk, layer, offset in zip(chunks, layers, offsets, strict=True):

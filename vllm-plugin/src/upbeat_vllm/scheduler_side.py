@@ -36,6 +36,8 @@ _WAKE_AFTER_S, _WAKE_AGAIN_S = 0.2, 1.0
 _SIDECAR_S = 5.0
 #: Seconds that a step with other requests waits for the store's answers, and one without.
 _STEP_WAIT_S, _IDLE_WAIT_S = 0.002, 0.02
+#: Seconds that the engine rests when all its requests wait for KV: its empty steps take the cores that bring it.
+_REST_S = 0.005
 
 
 class _Rank:
@@ -62,6 +64,7 @@ class SchedulerSide:
         self._wake, self._wakes = wake, False
         self._messages: set[asyncio.Task[None]] = set()
         self.core, self.lock, self._log = core, threading.RLock(), log
+        #: The store has answered, or a load has ended.
         self._found = threading.Condition(self.lock)
         #: Seconds that the coming step has waited for the store.
         self._waited_s = 0.0
@@ -107,6 +110,11 @@ class SchedulerSide:
         self.flush()
         return orders
 
+    def rest(self) -> None:
+        """The coming step has no work. Where requests only wait for KV, wait until some comes. Under the lock."""
+        if self.core.only_loads:
+            self._found.wait(_REST_S)
+
     def flush(self) -> None:
         """Send what the core has for the store, and forget loads at the ranks that were given up. Under the lock."""
         messages, self.core.to_store = self.core.to_store, []
@@ -127,8 +135,7 @@ class SchedulerSide:
     def close(self) -> None:
         """End the threads; the store keeps what it was given."""
         self._closing = True
-        with contextlib.suppress(OSError):
-            self._listener.close()
+        wire.end(self._listener)
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
         for rank in self._ranks:
@@ -147,9 +154,14 @@ class SchedulerSide:
 
     def _attached(self, here: bool) -> None:
         with self.lock:
-            self.core.here(here and len(self._ranks) == self.core.ranks)
+            self._here(here)
             self._found.notify_all()
             self.flush()
+
+    def _here(self, attached: bool) -> None:
+        """Under the lock."""
+        arena_bytes = self._arena[1] if self._arena is not None else 0
+        self.core.here(attached and len(self._ranks) == self.core.ranks, arena_bytes)
 
     def _hear(self, message: pb.StoreToWorker) -> None:
         kind = message.WhichOneof("kind")
@@ -163,13 +175,13 @@ class SchedulerSide:
             offers, self.core.to_warm = self.core.to_warm, []
             for offer in offers:
                 self._tell_sidecar(offer)
-            if self.core.to_evict and not self._wakes and self._wake is not None and self._loop is not None:
+            if self.core.blocks.to_evict and not self._wakes and self._wake is not None and self._loop is not None:
                 self._wakes = True
                 self._loop.call_later(_WAKE_AFTER_S, self._ask_for_a_step)
 
     def _ask_for_a_step(self) -> None:
         with self.lock:
-            self._wakes = bool(self.core.to_evict)
+            self._wakes = bool(self.core.blocks.to_evict)
         if not self._wakes or self._closing or self._wake is None or self._loop is None:
             return
         self._tell_sidecar(b"")
@@ -182,9 +194,8 @@ class SchedulerSide:
             task.add_done_callback(self._messages.discard)
 
     def _answer(self, query: pb.HbmQuery) -> None:
-        tokens = self.core.cached_tokens(query.keys)
-        chunks = tokens // self.core.shape.chunk_tokens
-        layers = self.core.shape.layers
+        chunks, layers = self.core.blocks.leading(query.keys), self.core.shape.layers
+        tokens = chunks * self.core.shape.chunk_tokens
         answer = pb.HbmResidency(
             query_id=query.query_id,
             hbm=common_pb2.TierResidency(
@@ -192,7 +203,7 @@ class SchedulerSide:
             ),
         )
         message = pb.WorkerToStore(hbm=answer)
-        if self.core.to_evict:
+        if self.core.blocks.to_evict:
             self._to_answer.append(message)
         elif self._link is not None:
             self._link.send(message)
@@ -217,10 +228,9 @@ class SchedulerSide:
             )
         elif isinstance(message, pb.LoadEnd):
             self._tell([wire.END, message.load_id])
+            self._hear(pb.StoreToWorker(end=message))
         elif isinstance(message, pb.SaveGrant):
-            with self.lock:
-                self.core.hear(pb.StoreToWorker(grant=message), time.monotonic())
-                self.flush()
+            self._hear(pb.StoreToWorker(grant=message))
             self._tell([wire.GRANT, message.save_id, list(message.indices), list(message.offsets)])
 
     @staticmethod
@@ -266,11 +276,12 @@ class SchedulerSide:
                 self._ranks.append(rank)
                 if self._arena is not None:
                     rank.send([wire.ARENA, self._arena[1]], self._arena[0])
-                self.core.here(self._arena is not None and len(self._ranks) == self.core.ranks)
+                self._here(self._arena is not None)
             elif kind == wire.TAKEN:
                 self._pieces_taken(*rest)
             elif kind == wire.LOADED:
                 self._loaded(*rest)
+                self._found.notify_all()
             elif kind == wire.COPIED:
                 self.core.copied(*rest)
             elif kind == wire.LEFT:

@@ -61,6 +61,12 @@ class Request:
     saves: set[int] = field(default_factory=set)
     erased: bool = False
 
+    @property
+    def computes(self) -> bool:
+        """Whether it has blocks, and no load is on its way to them that a step would not wait for."""
+        load = self.load
+        return bool(self.blocks) and (load is None or not load.under_way or load.near)
+
 
 @dataclass
 class Save:
