@@ -12,7 +12,7 @@ from itertools import count
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.plugins.skips", "tests.plugins.stack_warnings"]
+pytest_plugins = ["tests.plugins.skips", "tests.plugins.stack_warnings", "tests.plugins.machine"]
 #: Below the kernel's ephemeral ports, so that no outgoing connection takes one in between.
 _FIRST, _LAST = 12_000, 20_000
 #: Which of the processes that share the tests this is (pytest-xdist's `gw0`, `gw1`, …), and how many there are. Each
