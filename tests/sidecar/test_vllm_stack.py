@@ -89,6 +89,14 @@ class UpVllm:
         found: dict[str, Any] = node
         return found
 
+    def state(self) -> str:
+        """The node's state; "unknown" while no scheduler runs, or before it has heard of the node."""
+        try:
+            nodes = self.ask("GET", "/v1/fleet")["nodes"]
+        except urllib.error.HTTPError:
+            return "unknown"
+        return nodes[0]["state"] if nodes else "unknown"
+
     def keeps(self, session: str) -> bool:
         """Whether the node's store has the session's KV."""
         try:
@@ -222,12 +230,23 @@ def test_a_stopped_server_is_stalled_until_it_goes_on(stack: UpVllm) -> None:
     for process in stack.servers():
         process.suspend()
     try:
-        stack.until(lambda: stack.node()["state"] == "suspect", "the scheduler hears that it is stalled", 60.0)
+        stack.until(lambda: stack.state() == "suspect", "the scheduler hears that it is stalled", 60.0)
     finally:
         for process in stack.servers():
             process.resume()
-    stack.until(lambda: stack.node()["state"] == "serving", "it goes on", 60.0)
+    stack.until(lambda: stack.state() == "serving", "it goes on", 60.0)
     assert stack.chat("talk-1")["choices"]
+
+
+def test_requests_are_answered_while_the_scheduler_is_dead_and_after(stack: UpVllm) -> None:
+    answer = stack.chat("talk-1")["choices"][0]["message"]["content"]
+    before = stack.pid("scheduler")
+    os.kill(before, signal.SIGKILL)
+    for _ in range(3):
+        assert stack.chat("talk-1")["choices"][0]["message"]["content"] == answer
+    stack.until(lambda: stack.pid("scheduler") != before, "another scheduler runs", 60.0)
+    stack.until(lambda: stack.state() == "serving", "it knows the node", 60.0)
+    assert stack.chat("talk-1")["choices"][0]["message"]["content"] == answer
 
 
 async def test_a_killed_server_is_replaced_and_its_sessions_come_from_the_store(stack: UpVllm) -> None:
@@ -242,7 +261,7 @@ async def test_a_killed_server_is_replaced_and_its_sessions_come_from_the_store(
     stack.until(lambda: stack.metric("upbeat_sidecar_server_up") == 1, "another one serves")
     assert not living(before), "its engine is gone too"
     loaded = stack.metric("upbeat_worker_loaded_bytes_total")
-    stack.until(lambda: stack.node()["state"] == "serving", "it takes requests", 60.0)
+    stack.until(lambda: stack.state() == "serving", "it takes requests", 60.0)
     assert stack.chat("talk-2", "Remember. " + LONG)["choices"]
     stack.until(lambda: stack.metric("upbeat_worker_loaded_bytes_total") > loaded, "the store brought its KV", 30.0)
     warms_up(stack)
