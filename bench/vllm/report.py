@@ -107,9 +107,12 @@ def under_trace() -> str:
 
 
 def overhead() -> str:
-    found = _of("result-overhead.json")
-    if found is None:
-        return "Not measured yet."
+    names = ("result-overhead.json", "result-overhead-spare.json")
+    return "\n\n".join(_overhead(name, found).strip() for name in names if (found := _of(name))) or "Not measured yet."
+
+
+def _overhead(name: str, found: dict[str, Any]) -> str:
+    spare = found["settings"].get("spare_cores", 0)
     rows = [
         [
             name,
@@ -120,7 +123,8 @@ def overhead() -> str:
         for name, of in found["latency"].items()
     ]
     return f"""
-{_where(found)} (`result-overhead.json`); {found["settings"]["pairs"]:,.0f} requests and {found["settings"]["rounds"]:.0f} rounds of streams to each.
+{_where(found)} (`{name}`); {found["settings"]["pairs"]:,.0f} requests and {found["settings"]["rounds"]:.0f} rounds of streams to each. The server
+computes on {f"all cores but {spare}" if spare else "all cores"}.
 
 {table(("answered by", "p50, ms", "p99, ms", "tokens/s, streaming"), rows)}
 

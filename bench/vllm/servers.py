@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class Setting:
     dram_gib: float
     batched_tokens: int = 0
     sequences: int = 0
+    #: Cores on which no server computes: everything else has them.
+    spare_cores: int = 0
 
     @property
     def kv_token_bytes(self) -> int:
@@ -118,7 +120,19 @@ def _peer(s: Setting, balance: str, **kind: bool) -> dict[str, Any]:
     target = peer_targets.vllm(given, balance, **kind)
     server = target["start"][-1]
     server["command"] = with_flags(server["command"], _flags(s, PEER_BLOCK_TOKENS))
+    if s.spare_cores:
+        cores = compute_cores(s)
+        values = {"${threads}": str(len(cores)), "${cores}": ",".join(map(str, cores))}
+        server["env"] = {name: values.get(value, value) for name, value in server["env"].items()}
     return target
+
+
+def compute_cores(s: Setting) -> list[int]:
+    """Those on which all servers together compute."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not 0 <= s.spare_cores < len(cores):
+        raise ValueError(f"--spare-cores {s.spare_cores}: this machine has {len(cores)} cores")
+    return cores[: len(cores) - s.spare_cores]
 
 
 def _flags(s: Setting, block_tokens: int) -> dict[str, str]:
@@ -179,9 +193,9 @@ def wrapper(s: Setting, *, share: bool = True) -> Path:
 
     share: each node's server has an equal part of the cores; otherwise each has all, for when one works at a time.
     """
-    server = _peer(s, "round-robin")["start"][-1]
+    server = _peer(replace(s, spare_cores=0), "round-robin")["start"][-1]
     fixed = {name: value for name, value in server["env"].items() if "${" not in value and name != "PYTHONPATH"}
-    all_cores = sorted(os.sched_getaffinity(0))
+    all_cores = compute_cores(s)
     count = max(1, len(all_cores) // s.instances) if share else len(all_cores)
     lines = [f"export {name}='{value}'" for name, value in sorted(fixed.items())]
     lines += [f"export OMP_NUM_THREADS={count}", 'case "$*" in']

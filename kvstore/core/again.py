@@ -1,7 +1,7 @@
 """When a hint's load that ended incomplete for lack of room is tried again.
 
 Room appears as requests end and saves are written. So the load is retried while its hint counts, first after `PAUSE_S`,
-then after twice as long each time, up to `MOST_S`.
+then after twice as long each time, up to `MOST_S`. `hints` skips retries while most of what hints bring is wasted.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Hints:
                 self._again.short(session, now)
         self._loads.short.clear()
         for session in self._again.due(now):
-            if self._usefulness.wasteful:
+            if self._usefulness.wasteful(now):
                 self._again.short(session, now)
             elif session not in self._fetching:
                 self._bring(replace(self._last[session], now=now))

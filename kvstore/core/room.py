@@ -29,9 +29,9 @@ from kvstore.core.usefulness import Usefulness
 #: Most room made at once: 1 / share of the arena, bytes, and pieces. Everything else waits while victims are chosen.
 _HEADROOM, _HEADROOM_BYTES, _HEADROOM_PIECES = 32, 16 << 20, 64
 
-#: After a search in vain, slabs are not searched again for so many seconds per victim looked at. That is several times
-#: what the search takes, so that a store full of pieces that may not leave still answers.
-_AGAIN_S = 5e-4
+#: After a search in vain, slabs are not searched again for so many seconds per victim looked at, and at most so many.
+#: That is several times what the search takes, so that a store full of pieces that may not leave still answers.
+_AGAIN_S, _AGAIN_MOST_S = 5e-4, 2.0
 
 #: The limit of a search that may evict anything.
 _ANYTHING: Below = (math.inf, math.inf)  # type: ignore[assignment]
@@ -76,7 +76,7 @@ class Room:
         if (slots := self._ledger.begin(kinds, chunks, good)) is not None:
             return slots
         if below is not None and not self._may_look(now, below):
-            return None
+            return self._ledger.begin(kinds, chunks, fewest)
         needs = Counter(kinds)
         self._looked_at = 0
         if not self._evict_ahead(needs, good, now, below):
@@ -151,7 +151,7 @@ class Room:
     def _looked_in_vain(self, now: float, below: Below | None) -> None:
         if self._looked_at:
             self._vain = [(limit, again_s) for limit, again_s in self._vain if now < again_s]
-            self._vain.append((below or _ANYTHING, now + _AGAIN_S * self._looked_at))
+            self._vain.append((below or _ANYTHING, now + min(_AGAIN_S * self._looked_at, _AGAIN_MOST_S)))
             self._looked_at = 0
 
     def _piece_at(self, offset: int) -> tuple[Chunk, int]:

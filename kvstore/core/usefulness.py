@@ -1,4 +1,4 @@
-"""Metrics of hits by tier and of the use of hints, in bytes, summed while an event is handled.
+"""Hits by tier and the use of hints, in bytes: metrics, summed while an event is handled, and whether hints pay.
 
 A piece brought for a hint is *used* when a request or the worker's HBM takes it, *late* when a request wants it while
 it is still being read, and *wasted* when it is evicted before it was taken.
@@ -8,6 +8,7 @@ Invariant (`validate`): only READY pieces are untouched.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from kvstore.core.events import LoadKind, SourceKind
@@ -17,6 +18,8 @@ from kvstore.core.prefetch import OPTIONAL
 from kvstore.core.state import PieceState
 
 _TAKERS = (LoadKind.DEMAND, LoadKind.PREFETCH)
+#: Seconds in which the past loses half of its weight.
+_HALVED_S = 10.0
 
 
 class Usefulness:
@@ -26,6 +29,7 @@ class Usefulness:
         self._arena_bytes = arena_bytes
         #: Of hints' latest pieces, about as many bytes as the arena has, by outcome.
         self._lately: Counter[str] = Counter()
+        self._halved_s = -math.inf
         #: chunk key -> bit mask of layers that came for a hint and have not been taken
         self._untouched: dict[bytes, int] = {}
         self._sums: Counter[tuple[str, str]] = Counter()
@@ -56,10 +60,16 @@ class Usefulness:
         if self._forget(chunk.key, layer):
             self._add("hint_bytes", "wasted", chunk)
 
-    @property
-    def wasteful(self) -> bool:
-        """Whether most of what hints brought lately was evicted before it was taken: there is no room for more."""
+    def wasteful(self, now: float) -> bool:
+        """Whether most of what hints brought lately was evicted before it was taken: there is no room for more. What
+        was long ago counts less."""
+        if now - self._halved_s >= _HALVED_S:
+            self._halved_s = now
+            self._halve()
         return 2 * self._lately["wasted"] > max(self._lately.total(), self._arena_bytes // 4)
+
+    def _halve(self) -> None:
+        self._lately = Counter({label: size // 2 for label, size in self._lately.items()})
 
     def drain(self) -> list[Counted]:
         """The sums since the last call."""
@@ -72,7 +82,7 @@ class Usefulness:
         if what == "hint_bytes":
             self._lately[label] += chunk.shape.piece_bytes
             if self._lately.total() > self._arena_bytes:
-                self._lately = Counter({label: size // 2 for label, size in self._lately.items()})
+                self._halve()
 
     def _forget(self, key: bytes, layer: int) -> bool:
         layers = self._untouched.get(key, 0)

@@ -76,6 +76,16 @@ def test_bytes_are_wasted_when_they_make_room_before_anybody_took_them():
     assert s.sums["hit_bytes", "ssd"] == 4 * PIECE
 
 
+def test_hints_waste_while_what_they_bring_is_mostly_evicted_unused_and_for_a_while_after():
+    s = Sums(slots=4)
+    s.finish(s.handle(hint()))
+    assert not s.store.usefulness.wasteful(1.0)
+    s.handle(ev.Invalidated(SESSION, 2.0))
+    s.finish(s.handle(wanted(1, KEYS[2:4], session=OTHER, now=3.0)))
+    assert s.store.usefulness.wasteful(4.0)
+    assert not any(s.store.usefulness.wasteful(now) for now in (120.0, 140.0))
+
+
 def test_a_request_that_finds_less_than_it_wants_counts_what_it_missed():
     s = Sums()
     out = s.handle(wanted(1, [KEYS[0], KEYS[7]]))

@@ -93,7 +93,7 @@ def test_when_vllm_has_lost_blocks_meanwhile_the_store_is_asked_again(core: Core
     core.match(turn(), TOKENS, 8, 0.0)
     core.hear(found(1, 2), 0.1)
     assert core.match(turn(), TOKENS, 0, 0.1) == (None, False)
-    assert kinds(core) == ["load", "cancel", "load"]
+    assert kinds(core) == ["load", "load", "cancel"]
 
 
 def test_a_request_that_gets_no_room_for_a_load_gives_it_up(core: Core) -> None:
@@ -256,7 +256,14 @@ class Machine:
         )
         if count is not None:
             assert 0 <= count < len(tokens) and count % SIZE == 0 and (count or not outside)
-            self.core.allocated(request_id, list(range(100, 110)), self.random.choice((count, 0)))
+            if self.random.random() < 0.5:  # the store does not wait for vLLM
+                self.random.choice((self.store, self.link))()
+            given = self.random.choice((count, 0))
+            self.core.allocated(request_id, list(range(100, 110)), given)
+            orders = [order for order in self.core._orders.loads if order.request_id == request_id]
+            if given:  # vLLM waits for these blocks, in the way that it was told
+                assert [sum(block >= 0 for block in order.blocks) * SIZE for order in orders] == [given]
+                assert orders[0].sync is not outside
 
     def schedule(self) -> None:
         if (request_id := self.one()) is not None:
@@ -408,6 +415,39 @@ def test_while_others_compute_a_request_waits_without_blocks_for_what_is_on_its_
     core.allocated("r", [1, 2, 3, 4, 5], 12)
     (order,) = core.take_orders().loads
     assert order.sync and order.blocks == (1, 2, 3)
+
+
+def test_what_vllm_was_told_is_ordered_although_the_store_says_more_or_goes_before_there_are_blocks(
+    core: Core,
+) -> None:
+    for number, happens in enumerate((lambda: core.hear(end(1, 2), 0.1), lambda: core.here(False))):
+        name = f"r{number}"
+        core.here(True)
+        core.match(turn(name), TOKENS, 0, 0.0)
+        (load_id,) = core._loads
+        core.hear(found(load_id, 4, near=False, source=1), 0.0)
+        assert core.match(turn(name), TOKENS, 0, 0.0) == (16, True)
+        happens()
+        core.allocated(name, [1, 2, 3, 4, 5], 16)
+        (order,) = core.take_orders().loads
+        assert not order.sync and order.blocks == (1, 2, 3, 4), "the ranks tell vLLM which blocks did not come"
+        core.loaded(load_id, 6, 0.0, 0.1, 0.2)
+        core.finished(name, False, 1.0)
+
+
+def test_a_request_that_waits_for_a_store_that_is_gone_computes(core: Core) -> None:
+    core.match(turn("r"), TOKENS, 0, 0.0)
+    core.here(False)
+    core.here(True)
+    assert core.match(turn("r"), TOKENS, 0, 0.1) == (0, False)
+
+
+def test_a_load_of_which_nothing_came_is_given_up_at_once(core: Core) -> None:
+    core.match(turn("r"), TOKENS, 0, 0.0)
+    core.hear(found(1, 4, near=False, source=1), 0.0)
+    core.to_store.clear()
+    core.hear(end(1, 0), 6.0)
+    assert kinds(core) == ["cancel"] and core.match(turn("r"), TOKENS, 0, 6.0) == (0, False)
 
 
 def test_a_request_waits_so_only_for_a_while_and_not_while_nothing_computes(core: Core) -> None:

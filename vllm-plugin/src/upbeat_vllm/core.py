@@ -1,7 +1,8 @@
 """The scheduler side's decisions: what is asked of the store, what a request loads, what is saved, and when blocks are
 free. Pure: no vLLM, no socket, no clock of its own.
 
-A request's life: `match` asks the store once and says None until it has answered; `allocated` starts the load;
+A request's life: `match` asks the store once, when the arena has room for its chunks, and says None until it has
+answered, and for a while until they have come; `allocated` starts the load;
 `scheduled` offers the chunks that a step completes; `finished` says whether blocks must wait for copies. Messages to
 the store are in `to_store`, orders for the ranks in `take_orders`, both to be taken after each call.
 
@@ -63,6 +64,9 @@ class Core:
         load = request.load
         if load is not None and load.under_way:
             return 0, False
+        if load is not None and load.gone:
+            self._give_up(request)
+            load = None
         if not self.attached or not turn.cacheable or usable <= first:
             self._give_up(request)
             return 0, False
@@ -80,9 +84,11 @@ class Core:
             self._give_up(request)
             return 0, False
         if load.first > first:  # vLLM's own blocks were evicted meanwhile
-            self._give_up(request)
+            request.load = None
             self._ask(request, first, usable, now)
+            self._cancel(load)  # only now: the store keeps what both want
             return None, False
+        load.settle()
         if load.answered is None:
             rest = len(tokens) - (load.first + load.found) * size
             whole = request.turn.warms
@@ -98,14 +104,16 @@ class Core:
 
     def _may_ask(self, chunks: int) -> bool:
         """Whether the arena has room for one more load that may wait long for vLLM's blocks."""
-        ahead = [load for r in self._requests.values() if (load := r.load) is not None and not load.under_way]
-        held = sum(load.wanted if load.found is None else load.found for load in ahead)
-        return not held or held + chunks <= AHEAD * self._room
+        loads = [request.load for request in self._requests.values() if request.load is not None]
+        held = sum(load.wanted if load.found is None else load.announced for load in loads if not load.under_way)
+        # One that does not fit keeps all others out, until it is copied.
+        return held + chunks <= AHEAD * self._room or not (held if chunks <= self._room else loads)
 
     def waits(self, request_id: str) -> bool:
         """Whether the store was asked for the request and has not answered."""
         request = self._requests.get(request_id)
-        return request is not None and request.load is not None and request.load.found is None
+        load = request.load if request is not None else None
+        return load is not None and load.found is None and not load.gone
 
     @property
     def busy(self) -> bool:
@@ -160,9 +168,11 @@ class Core:
 
     def _give_up(self, request: Request) -> None:
         """Forget a load of which no piece goes anywhere."""
-        if (load := request.load) is None or load.under_way:
-            return
-        request.load = None
+        if (load := request.load) is not None and not load.under_way:
+            request.load = None
+            self._cancel(load)
+
+    def _cancel(self, load: Load) -> None:
         self._loads.pop(load.load_id, None)
         self.to_store.append(pb.WorkerToStore(cancel=pb.LoadCancel(load_id=load.load_id)))
 
@@ -262,9 +272,9 @@ class Core:
         if attached:
             return
         for request in self._requests.values():
-            if request.load is not None and not request.load.under_way:
-                self._loads.pop(request.load.load_id, None)
-                request.load = None
+            if request.load is not None:
+                # Kept until vLLM asks again: it may just have been told of these chunks, and the ranks say what fails.
+                request.load.gone = True
         for save_id in [n for n, save in self._saves.items() if not save.granted]:
             self._save_over(save_id)
 
@@ -293,21 +303,23 @@ class Core:
         load = request.load if request is not None else None
         if load is None or load.load_id != found.load_id or load.found is not None:
             return
-        load.found, load.near, load.found_s = min(found.chunks, load.wanted), found.near, now
+        load.found = load.announced = min(found.chunks, load.wanted)
+        load.near, load.found_s = found.near, now
         load.sources = tuple(s for s in found.sources if s in (0, 1, 2, 3))
         load.due_s = tuple(found.due_s)
 
     def _all_came(self, end: pb.LoadEnd, now: float) -> None:
-        """All that comes of a load is in the arena. If its request has no blocks yet, it will wait for nothing."""
+        """All that comes of a load is in the arena. If its request has no blocks yet, it will wait for nothing: vLLM
+        hears of that when it asks again, for it may just have been told of another number."""
         request = self._requests.get(self._loads.get(end.load_id, ""))
         load = request.load if request is not None else None
-        if load is None or load.under_way or load.near or load.found is None:
+        if request is None or load is None or load.under_way or load.found is None or load.usable is not None:
             return
-        load.found, load.near = min(load.found, end.usable), True
-        if load.answered is not None:
-            load.answered = min(load.answered, load.found)
-        self.choice.observed(load, 0.0, (now - load.found_s) / max(load.found * self.shape.layers, 1), now)
-        load.sources = ()
+        load.usable = end.usable
+        if end.usable >= load.found and not load.near:
+            self.choice.observed(load, 0.0, (now - load.found_s) / max(load.found * self.shape.layers, 1), now)
+        elif not end.usable and load.answered is None:
+            self._give_up(request)
 
     def _granted(self, grant: pb.SaveGrant) -> None:
         save = self._saves.get(grant.save_id)

@@ -305,14 +305,13 @@ class RankSide:
                 continue
             with self._changed:
                 load = self._loads.get(number)
-                if kind == _ORDERED:
-                    messages = self._early.pop(number, [])
-                elif load is None or number in self._early:  # behind what came earlier
+                messages = self._early.pop(number, []) if kind == _ORDERED else [message]
+                if kind != _ORDERED and (load is None or number in self._early):  # behind what came earlier
                     self._wait_for_order(number, message)
                     continue
-                else:
-                    messages = [message]
-            for message in messages if load is not None else ():
+            if load is None:
+                continue
+            for message in messages:
                 if message[0] == wire.PIECES:
                     self._take(load, message)
                 else:

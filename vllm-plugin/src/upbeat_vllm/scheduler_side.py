@@ -93,7 +93,7 @@ class SchedulerSide:
         found = self.core.match(turn, tokens, computed, time.monotonic())
         self.flush()
         limit_s = (_STEP_WAIT_S if self.core.busy else _IDLE_WAIT_S) - self._waited_s
-        if found[0] is not None or limit_s <= 0:
+        if found[0] is not None or limit_s <= 0 or not self.core.waits(turn.request_id):
             return found
         began_s = time.monotonic()
         answered = self._found.wait_for(lambda: not self.core.waits(turn.request_id), limit_s)

@@ -26,21 +26,34 @@ class Turn:
 
 @dataclass
 class Load:
-    """found: chunks that the store can bring, None: it has not said. first: the first chunk, counted in the prompt."""
+    """first: the first chunk, counted in the prompt. found: chunks that the store can bring, None: it has not said;
+    announced: before any failed. near: all of them are in the arena. due_s: by chunk, when the store expected it there.
+    answered: chunks of which vLLM was told, None: it was not. begins: the first chunk that vLLM had not, when it was
+    last told. usable: of the found chunks, those that came, None: not all that will come has. gone: the store is, and
+    nothing comes."""
 
     load_id: int
     first: int
     wanted: int
     asked_s: float
     found: int | None = None
+    announced: int = 0
     near: bool = False
     sources: tuple[int, ...] = ()
     due_s: tuple[float, ...] = ()
     answered: int | None = None
-    #: The first chunk that vLLM had not, when it was last answered.
     begins: int = 0
     under_way: bool = False
     found_s: float = 0.0
+    usable: int | None = None
+    gone: bool = False
+
+    def settle(self) -> None:
+        """What came is in the arena, and nothing else will come."""
+        if self.usable is not None and self.found is not None:
+            self.found, self.near, self.sources, self.due_s = min(self.found, self.usable), True, (), ()
+            if self.answered is not None:
+                self.answered = min(self.answered, self.found)
 
 
 @dataclass
