@@ -42,6 +42,8 @@ async function tryOut(page, method, path) {
 }
 
 async function execute(operation) {
+  const clear = operation.locator(".btn-clear"); // there once it has an answer, which would be read again
+  if (await clear.count()) await clear.click();
   await operation.getByRole("button", { name: "Execute" }).click();
   const live = operation.locator(".live-responses-table");
   await live.waitFor();
