@@ -1,4 +1,4 @@
-"""The result in README.md, from result-returning.json, result-trace.json, result-overhead.json and sweep.json."""
+"""The result in README.md, from result-returning.json, result-trace*.json, result-overhead*.json and sweep.json."""
 
 from __future__ import annotations
 
@@ -65,14 +65,19 @@ The KV of {found["settings"]["tokens"]:,.0f} tokens is {copied["bytes"] / 1e6:,.
 
 
 def under_trace() -> str:
-    found, swept = _of("result-trace.json"), _of("sweep.json")
-    if found is None:
-        return "Not measured yet."
+    names = ("result-trace.json", "result-trace-overload.json")
+    return (
+        "\n\n".join(_under_trace(name, found).strip() for name in names if (found := _of(name))) or "Not measured yet."
+    )
+
+
+def _under_trace(name: str, found: Any) -> str:
+    swept = _of("sweep.json")
     labels = [point["label"] for point in found["points"]]
     tables = []
     for title, of, spec in _SHOWN:
         rows = []
-        for name, target in found["targets"].items():
+        for arm, target in found["targets"].items():
             cells = []
             for label in labels:
                 summary = target["points"].get(label, {}).get("summary", {}).get(of)
@@ -81,7 +86,7 @@ def under_trace() -> str:
                     if summary
                     else "-"
                 )
-            rows.append([f"`{name}`", *cells])
+            rows.append([f"`{arm}`", *cells])
         tables.append(table((title, *map(quoted, labels)), rows))
     held = ", ".join(
         f"at {quoted(label)} the live sessions' is {found['kv_over_memory'][label]['live']:.1f} times that, all sessions' "
@@ -97,7 +102,7 @@ def under_trace() -> str:
     trace = found["workload"].get("trace")
     load = f"Trace: `{Path(trace).name}`" if trace else "A generated trace"
     return f"""
-{_where(found)} (`result-trace.json`); {found["repeats"]:.0f} repeats in turns, medians and ranges. {sweep} HBM and DRAM of both nodes hold the KV of
+{_where(found)} (`{name}`); {found["repeats"]:.0f} repeats in turns, medians and ranges. {sweep} HBM and DRAM of both nodes hold the KV of
 {found["kv_over_memory"]["held_tokens"]:,.0f} tokens; {held}. {load}, lengths × {found["workload"]["found"]["length_scale"]:.3f}, times × {found["settings"]["time_scale"]:.2f}, conversations of three turns and more.
 
 {joined}
