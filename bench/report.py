@@ -1,4 +1,4 @@
-"""The figures at the top of README.md, from the benches' JSON: a headline, and three measurements of a sentence each.
+"""The figures at the top of README.md, from the benches' JSON: a headline, and measurements of a sentence or two each.
 
 `write_figures.py` writes list items without wrapping them, so lines are broken here, at 120 columns or less.
 """
@@ -74,6 +74,28 @@ def peers() -> str:
     )
 
 
+def vllm() -> str:
+    """What hints and stores give to unmodified vLLM servers, beside vLLM alone and with LMCache."""
+    arms = read(BENCH / "vllm" / "result-returning.json")["arms"]
+    ms = {name: of["ttft_median_ms"] for name, of in arms.items()}
+    hinted_ms = ms["Upbeat, the other node's SSD, hinted"]
+    loads = [read(BENCH / "vllm" / f"result-trace{name}.json") for name in ("", "-overload")]
+    mean_s = {
+        name: _seconds(
+            [of["targets"][name]["points"][of["points"][0]["label"]]["summary"]["TTFT, mean"]["median"] for of in loads]
+        )
+        for name in ("upbeat", "lmcache-sticky", "vllm-sticky")
+    }
+    return (
+        "- **Over unmodified vLLM servers:** first token of a returning session, hinted, from another node's\n"
+        f"  SSD: {hinted_ms:.0f} ms; vLLM's own cache "
+        f"{ms['vLLM, its own cache']:.0f}, LMCache's memory {ms['LMCache, memory']:.0f}, recomputed "
+        f"{ms['vLLM, recomputed']:,.0f}. Under a trace,\n  two nodes with three times more live KV than memory, "
+        f"nearly full and overloaded: in the mean {mean_s['upbeat']};\n  LMCache {mean_s['lmcache-sticky']}, "
+        f"vLLM {mean_s['vllm-sticky']} (`bench/vllm/run`)."
+    )
+
+
 def engine() -> str:
     """Tokens per second of the CPU engine over those of vLLM's CPU build."""
     two, avx2, amx = (read(BENCH / "engine" / f"result{name}.json") for name in ("", "-avx2", "-amx"))
@@ -86,7 +108,7 @@ def engine() -> str:
 
 
 def result() -> str:
-    return "\n".join((headline(), policies(), peers(), engine()))
+    return "\n".join((headline(), policies(), vllm(), peers(), engine()))
 
 
 def _scaled(length_scale: Any, time_scale: Any) -> str:
