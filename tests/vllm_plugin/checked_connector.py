@@ -70,7 +70,7 @@ if FOLDER in os.environ:  # in a vLLM server: elsewhere there is no vLLM
 
         def _write(self, what: str, layer: int, pieces: Sequence[tuple[int, int]]) -> None:
             share, size = self._blocks.share_bytes, self._head_bytes
-            base = self._blocks._addresses[layer - self._blocks.layers.start]
+            base = self._blocks._blocks[layer - self._blocks.layers.start].data_ptr()
             first = self._blocks.share_at // size
             lines = []
             for block, _ in pieces:

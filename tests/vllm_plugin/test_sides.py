@@ -202,6 +202,34 @@ def test_what_one_engine_saved_another_loads_byte_for_byte(stack: Stack, splits:
     second.close()
 
 
+def test_copies_that_fail_end_their_load_and_their_save_and_no_thread(stack: Stack) -> None:
+    salt, tokens = secrets.token_bytes(32), list(range(100, 100 + 5 * SIZE + 3))
+    engine = Engine(stack.address(0), [HostBlocks(range(LAYERS), 0, 1)])
+    works, arena = engine.blocks[0], engine.blocks[0]._arena
+    works._arena = None
+    assert engine.match(turn("lost", salt), tokens) == (0, False)
+    with engine.side.lock:
+        engine.core.allocated("lost", list(range(3, 8)), 0)
+    engine.step(lambda: engine.core.scheduled("lost", tokens, list(range(3, 8)), len(tokens)))
+    with engine.side.lock:
+        assert engine.core.finished("lost", False, time.time())
+    while not engine.all_report("sent", "lost"):
+        engine.step()
+    works._arena = arena
+    expected = list(saved(engine, tokens, salt).values())
+    for name, blocks in (("fails", [20, 21, 22, 23, 24]), ("comes", [30, 27, 26, 29, 31])):
+        works._arena = None if name == "fails" else arena
+        found, _ = engine.match(turn(name, salt), tokens)
+        with engine.side.lock:
+            engine.core.allocated(name, blocks, found)
+        engine.step()
+        while not (engine.failed if name == "fails" else content(engine.blocks, 31) == expected[4]):
+            engine.step()
+    assert engine.failed == {20, 21, 22, 23, 24}
+    assert [content(engine.blocks, block) for block in blocks] == expected
+    engine.close()
+
+
 def test_an_end_that_comes_before_the_order_does_not_overtake_pieces_that_came_earlier(stack: Stack) -> None:
     salt, tokens = secrets.token_bytes(32), list(range(100, 100 + 5 * SIZE + 3))
     engine = Engine(stack.address(0), [HostBlocks(range(LAYERS), 0, 1)])

@@ -312,11 +312,14 @@ class RankSide:
             if load is None:
                 continue
             for message in messages:
-                if message[0] == wire.PIECES:
-                    self._take(load, message)
-                else:
-                    with self._changed:
-                        self._close(load)
+                try:
+                    if message[0] == wire.PIECES:
+                        self._take(load, message)
+                        continue
+                except Exception as e:  # this thread must go on, and vLLM must hear of the blocks
+                    self._log.warning("a copy into vLLM's blocks failed", reason=repr(e))
+                with self._changed:
+                    self._close(load)
 
     def _leave(self, number: int | None) -> None:
         with self._changed:
@@ -375,11 +378,8 @@ class RankSide:
                 save = self._saves.get(save_id)
             if save is None or save.grant is None:
                 continue
-            indices, offsets = save.grant
-            ok = [i for i in indices if i < len(save.order.blocks)]
-            arena = self._arena
-            if arena is None:
-                ok = []
+            (indices, offsets), arena = save.grant, self._arena
+            ok = [i for i in indices if i < len(save.order.blocks)] if arena is not None else []
             limit = (len(arena) - MARK_BYTES if arena is not None else 0) - self._blocks.share_at
             for layer in self._blocks.layers if ok else ():
                 pieces = []
@@ -389,6 +389,11 @@ class RankSide:
                         ok.remove(index)
                     elif index in ok:
                         pieces.append((save.order.blocks[index], offset))
-                self._blocks.save(layer, pieces)
+                try:
+                    self._blocks.save(layer, pieces)
+                except Exception as e:  # vLLM keeps the blocks until the save is over
+                    self._log.warning("a copy out of vLLM's blocks failed", reason=repr(e))
+                    ok = []
+                    break
             with self._changed:
                 self._end_save(save_id, ok)
