@@ -91,7 +91,7 @@ def vllm() -> str:
         f"  SSD: {hinted_ms:.0f} ms; vLLM's own cache "
         f"{ms['vLLM, its own cache']:.0f}, LMCache's memory {ms['LMCache, memory']:.0f}, recomputed "
         f"{ms['vLLM, recomputed']:,.0f}. Under a trace,\n  two nodes with three times more live KV than memory, "
-        f"nearly full and overloaded: in the mean {mean_s['upbeat']};\n  LMCache {mean_s['lmcache-sticky']}, "
+        f"nearly full and overloaded: {mean_s['upbeat']} in the mean;\n  LMCache {mean_s['lmcache-sticky']}, "
         f"vLLM {mean_s['vllm-sticky']} (`bench/vllm/run`)."
     )
 
