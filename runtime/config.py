@@ -31,8 +31,8 @@ class Config(BaseSettings):
     model_name: str = ""
     #: The models of the fleet by their names in the API, if several; `model` and `model_name` are then the first one.
     models: dict[ModelName, RegisteredModel] = {}
-    #: How the models of a device share its memory. static: each has a fixed share.
-    sharing: Literal["static"] = "static"
+    #: How the models of a device share its memory. static: each has a fixed share; elastic: KV goes where it is needed.
+    sharing: Literal["static", "elastic"] = "static"
     data: Path = Path("data")
     #: Logs, sockets, locks and pids; never KV.
     run_dir: Path = Path(".cache/run")

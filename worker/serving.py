@@ -1,8 +1,8 @@
 """The models of a worker: loads their weights and builds what serves them.
 
-A `ModelImage` exists while a model is registered on the node, a `Serving` while it is active. With `sharing: static`
-both live as long as the worker, and device memory beyond the weights is split evenly: a fixed number of slabs per
-model.
+A `ModelImage` exists while a model is registered on the node, a `Serving` while it is active. Both live as long as the
+worker. With `sharing: static` device memory beyond the weights is split evenly: a fixed number of slabs per model. With
+`elastic` each model's KV may fill all of it (`worker.core.balloon`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from runtime import telemetry
 from runtime.clock import RealClock
 from runtime.config import Config
 from runtime.profile_files import fitting
+from runtime.registry import registered
 from runtime.sections import GIB
 from storelink.ends import End
+from worker.core.balloon import Balloon
 from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
@@ -93,11 +95,37 @@ def serve_all(
     images: Sequence[ModelImage], device: Device, threads: int, salt_of: Callable[[str], bytes]
 ) -> list[Serving]:
     """One per image, in order, not yet running. Raises ConfigError if there is no room for KV."""
-    free = device.memory.free
-    return [
-        _serve(image, free // len(images), itertools.count(1 + n, len(images)), device, threads, salt_of)
+    free, elastic = device.memory.free, images[0].config.sharing == "elastic" and len(images) > 1
+    servings = [
+        _serve(
+            image,
+            free if elastic else free // len(images),
+            itertools.count(1 + n, len(images)),
+            device,
+            threads,
+            salt_of,
+        )
         for n, image in enumerate(images)
     ]
+    if elastic:
+        share_all(servings, device.memory.total)
+    return servings
+
+
+def share_all(servings: Sequence[Serving], granules: int) -> Balloon:
+    """Let the models share a device of `granules`, from now on."""
+    balloon = Balloon(granules)
+    for serving in servings:
+        image, core, memory = serving.image, serving.engine.core, serving.executor.kv.memory
+        share = balloon.join(
+            image.name,
+            core.state.cache,
+            serving.executor.kv.slab_granules,
+            -(-image.model.weight_bytes // memory.granule_bytes),
+            registered(image.config)[image.name].priority,
+        )
+        share.yields = core
+    return balloon
 
 
 def _serve(

@@ -165,7 +165,7 @@ class Admission:
             return lacking
         while not cache.make_room(pages, now):
             if not self.prefetching.give_up_one():
-                return pages - cache.available()
+                return max(pages - cache.available(), 1)  # `available` is an estimate
         return 0
 
     def _open_load(self, sequence: Sequence, first: int, usable: int, gaps: list[list[int]]) -> None:

@@ -17,8 +17,10 @@ from contracts.turn_times import Phase
 from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.admission import Admission
+from worker.core.balloon import YieldRank
 from worker.core.block import Block
 from worker.core.pace import Pace
+from worker.core.preemption import together
 from worker.core.prefetching import Prefetching
 from worker.core.saving import Saving
 from worker.core.scheduling import Scheduling
@@ -44,6 +46,8 @@ class EngineCore:
         self._arrivals = 0
         self._coming: dict[str, list[do.Coming]] = {}
         self._stepping = False
+        #: Obtainable pages after the last turn without a step.
+        self._obtainable = 0
         #: Expected time of the step under way.
         self._expected_s = 0.0
         #: Number of live sequences at the last `quiet_steps`.
@@ -58,6 +62,11 @@ class EngineCore:
     def going_on(self) -> bool:
         """Whether the next turn has something to do without an event."""
         return self._stepping or self.admission.restarted or self.prefetching.due
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether requests lacked memory in the last turn and more can be obtained since, from other models."""
+        return bool(self.live) and not self._stepping and self.state.cache.obtainable > self._obtainable
 
     def interrupted(self) -> bool:
         """Whether a quiet stretch must end: a request came or left, or a hint or a waiting request may fit."""
@@ -105,6 +114,7 @@ class EngineCore:
             self.state.out.append(do.Trial(trials.told))
         self._stepping = bool(batch)
         if not batch:
+            self._obtainable = self.state.cache.obtainable
             return None
         ahead = self.saving.ahead_of(batch)
         self._coming = {s.request.request_id: coming for s, _ in batch if (coming := self._awaited_layers(s))}
@@ -238,6 +248,20 @@ class EngineCore:
         tokens = leading(bool(r.all()) for r in ready) * shape.chunk_tokens
         return do.HbmHolds(event.query_id, per_layer, tokens, sum(per_layer) * shape.piece_bytes)
 
+    # ---- for other models of the device (`worker.core.balloon`) ------------------------------------------------
+    def displaceable(self, rank: YieldRank) -> int:
+        """See `balloon.Yields`."""
+        return together(self._after(rank))
+
+    def yield_to(self, now: float, rank: YieldRank, pages: int) -> bool:
+        """See `balloon.Yields`."""
+        self.state.now = now
+        return self.scheduling.give_way(self._after(rank), self.live.values(), pages)
+
+    def _after(self, rank: YieldRank) -> list[Sequence]:
+        here = (s for s in self.live.values() if s.state in (State.RUNNING, State.LOADING))
+        return [s for s in here if (s.request.priority, s.arrival_s, rank.first) > (rank.priority, rank.arrival_s, False)]
+
     # ---- after a step ------------------------------------------------------------------------------------------
     def _stepped(self, event: ev.Stepped) -> None:
         if event.timed and not self._coming:
@@ -332,7 +356,7 @@ class EngineCore:
             prefill_token_s=self.pace.prefill_token_s,
             pages_total=cache.pool.total,
             pages_free=free,
-            pages_cached=free - cache.pool.free,
+            pages_cached=cache.cached,
             in_flight=tuple(self.live),
         )
 

@@ -17,7 +17,7 @@ from contracts.turn_times import Phase
 from worker.core.admission import Admission
 from worker.core.batching import Budget, choose, due_s, mixed_tokens
 from worker.core.fairness import Company, Group, Service, Shares, group_of, in_turns
-from worker.core.preemption import holding, spare_pages, victim
+from worker.core.preemption import holding, spare_pages, together, victim
 from worker.core.queue import Queue
 from worker.core.saving import Saving
 from worker.core.sequence import Event, Sequence, State
@@ -230,7 +230,7 @@ class Scheduling:
                         and other in share.beyond
                         and self.service.of(group_of(other)) >= served
                     ]
-            if not self._preempt(giving, here, lacking):
+            if not self._preempt(giving, here, lacking) and not self._displace(s, math.inf, lacking, giving):
                 s.times.enter(Phase.MEMORY if lacking else Phase.QUEUE, d.now)
                 return False
 
@@ -276,7 +276,8 @@ class Scheduling:
         """False if there is no room now. Sequences preempted meanwhile need no pages."""
         while s.state is _RUNNING and (lacking := self.admission.extend(s, upto_tokens)):
             rank = self._rank(s, here)
-            if not self._preempt([other for other in here if self._rank(other, here) > rank], here, lacking):
+            giving = [other for other in here if self._rank(other, here) > rank]
+            if not self._preempt(giving, here, lacking) and not self._displace(s, s.arrival_s, lacking, giving):
                 return False
         return True
 
@@ -314,6 +315,18 @@ class Scheduling:
         here.remove(s)
         self._shares = None
         return True
+
+
+    def _displace(self, s: Sequence, arrival_s: float, lacking: int, giving: list[Sequence]) -> bool:
+        """Preempt a sequence of another model for one of this one, whose candidates `giving` hold too few pages."""
+        pages = lacking - together(giving) - self.state.cache.coming() if lacking else 0
+        return pages > 0 and self.state.cache.supply.displace(self.state.now, s.request.priority, arrival_s, pages)
+
+    def give_way(self, candidates: list[Sequence], sequences: Iterable[Sequence], pages: int) -> bool:
+        """Preempt one of the candidates for another model that lacks `pages` pages, or what they hold if it is less.
+        False if it is better to wait."""
+        coming = self.state.cache.coming()
+        return self._preempt(candidates, _on_device(sequences), min(pages, together(candidates) + coming))
 
 
 def _is_new(s: Sequence) -> bool:

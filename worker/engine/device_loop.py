@@ -6,6 +6,7 @@ Only one engine computes at a time, so two steps never share the device. A turn 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -30,6 +31,7 @@ class DeviceLoop:
         self._woken = threading.Event()
         for engine in self.engines:
             engine.inbox.woken = self._woken.set
+        let_others_go(self.engines)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -61,3 +63,15 @@ class DeviceLoop:
                 busy = list(self.engines)
         for engine in busy:
             engine.turn()
+
+
+def let_others_go(engines: Sequence[NativeEngine]) -> None:
+    """Before one of these engines maps memory, the others unmap what they have given up."""
+
+    def all_but(engine: NativeEngine) -> None:
+        for other in engines:
+            if other is not engine:
+                other.let_go()
+
+    for engine in engines:
+        engine.executor.make_way = functools.partial(all_but, engine)
