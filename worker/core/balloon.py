@@ -80,7 +80,7 @@ class Balloon:
 
     def validate(self) -> None:
         """Raise AssertionError when the invariant does not hold."""
-        assert self.spare >= 0, f"more memory is promised than there is: {self.spare} granules"
+        assert self.spare >= 0, f"limits exceed the device: {self.spare} granules"
 
 
 class Share:
