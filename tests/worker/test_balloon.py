@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.worker.trouble import Trouble
 from tests.worker.virtual_device import VirtualDevice
-from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
+from tests.worker.virtual_model import CHUNK, random_prompt
 
 #: Slabs hold one chunk of a model: a page for each layer.
 SLABS = 24
@@ -106,7 +106,9 @@ def test_two_models_that_grow_until_neither_has_room_both_end() -> None:
     names = [m.submit(prompt(n, 10), 10 * CHUNK, session="s") for n, m in enumerate(device.models)]
     device.finish()
     assert [m.answers[name].end for m, name in zip(device.models, names, strict=True)] == ["length", "length"]
-    assert device.models[1].engine.core.scheduling.preemptions and not device.models[0].engine.core.scheduling.preemptions
+    assert (
+        device.models[1].engine.core.scheduling.preemptions and not device.models[0].engine.core.scheduling.preemptions
+    )
 
 
 def anything(seed: int, requests: int) -> VirtualDevice:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from storelink.core.load_plan import LoadRate, Source
 from tests.worker.trouble import Trouble
 from tests.worker.virtual_engine import VirtualEngine
-from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
+from tests.worker.virtual_model import CHUNK, random_prompt
 from worker.core.block import SaveState
 from worker.core.saving import ANSWER_TIMEOUT_S
 from worker.core.sequence import Event, State

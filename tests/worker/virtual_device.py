@@ -22,9 +22,7 @@ class VirtualDevice:
         ]
         self.balloon = Balloon(slabs)
         for number, model in enumerate(self.models):
-            share = self.balloon.join(
-                f"m{number}", model.cache, 1, priority=priorities[number] if priorities else 0
-            )
+            share = self.balloon.join(f"m{number}", model.cache, 1, priority=priorities[number] if priorities else 0)
             share.yields = model.engine.core
         let_others_go([model.engine for model in self.models])
 

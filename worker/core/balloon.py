@@ -176,7 +176,9 @@ class Share:
             for number, other in enumerate(shares)
             if other is not self and other.yields
         }
-        held = {other: other._granules(other.yields.displaceable(rank)) for other, rank in ranks.items() if other.yields}
+        held = {
+            other: other._granules(other.yields.displaceable(rank)) for other, rank in ranks.items() if other.yields
+        }
         if pages <= 0 or sum(held.values()) < wanted:
             return False
         for other in sorted(held, key=lambda other: (-other.priority, -held[other])):

@@ -260,7 +260,9 @@ class EngineCore:
 
     def _after(self, rank: YieldRank) -> list[Sequence]:
         here = (s for s in self.live.values() if s.state in (State.RUNNING, State.LOADING))
-        return [s for s in here if (s.request.priority, s.arrival_s, rank.first) > (rank.priority, rank.arrival_s, False)]
+        return [
+            s for s in here if (s.request.priority, s.arrival_s, rank.first) > (rank.priority, rank.arrival_s, False)
+        ]
 
     # ---- after a step ------------------------------------------------------------------------------------------
     def _stepped(self, event: ev.Stepped) -> None:

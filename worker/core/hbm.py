@@ -24,11 +24,11 @@ import numpy as np
 from contracts.ids import SessionKey
 from contracts.memory.victim_order import Rank, Standing
 from worker.core.block import NO_PAGE, Block, Reach, SaveState
+from worker.core.emptied import slabs_to_empty
 from worker.core.page_counts import PageCounts
 from worker.core.pages import PagePool
 from worker.core.standings import Standings
 from worker.core.supply import FIXED, Supply
-from worker.core.emptied import slabs_to_empty
 from worker.core.victims import Limit, Victims, victims, within_parts
 
 #: Without a limit, `make_room` purges up to this many times what is needed, so that the next calls need not search.

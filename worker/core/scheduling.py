@@ -316,7 +316,6 @@ class Scheduling:
         self._shares = None
         return True
 
-
     def _displace(self, s: Sequence, arrival_s: float, lacking: int, giving: list[Sequence]) -> bool:
         """Preempt a sequence of another model for one of this one, whose candidates `giving` hold too few pages."""
         pages = lacking - together(giving) - self.state.cache.coming() if lacking else 0
