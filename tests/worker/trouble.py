@@ -11,13 +11,15 @@ from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
 class Trouble:
     """Requests come and are cancelled, pages are purged, chunks evicted, sessions hinted, and the store fails.
 
-    dice: what happens. beliefs: what the scheduler believes, which need not be so. requests: at most so many.
+    dice: what happens. beliefs: what the scheduler believes, which need not be so. requests: at most so many. longest:
+    chunks of the longest request that a worker's server accepts.
     """
 
-    def __init__(self, e: VirtualEngine, dice: random.Random, beliefs: random.Random, requests: int) -> None:
+    def __init__(
+        self, e: VirtualEngine, dice: random.Random, beliefs: random.Random, requests: int, longest: int | None = None
+    ) -> None:
         self._e, self._dice, self._beliefs, self._requests = e, dice, beliefs, requests
-        #: Chunks of the longest request that a worker's server accepts.
-        self._longest = e.pool.total // LAYERS - 3
+        self._longest = e.pool.total // LAYERS - 3 if longest is None else longest
         self._names: list[str] = []
         self._tenants = beliefs.choice(["t", "tu", "tuv"])
 

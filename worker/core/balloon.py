@@ -15,6 +15,7 @@ free pages can always be mapped, once the pools' `to_unmap` are unmapped.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from contracts.memory.victim_order import Standing
@@ -52,6 +53,9 @@ class Balloon:
     def __init__(self, granules: int) -> None:
         self.granules = granules
         self.shares: list[Share] = []
+        #: Granules of idle models' weights that KV of this share may have; and unloads them until `spare` is so many.
+        self.idle_weights: Callable[[Share], int] = lambda share: 0
+        self.unload_idle: Callable[[Share, int], object] = lambda share, granules: None
 
     def join(self, name: str, cache: HbmCache, slab_granules: int, weights: int = 0, priority: int = 0) -> Share:
         """A model's share, with a limit of 0, made its cache's supply. weights: granules of its weights. priority: the
@@ -60,7 +64,9 @@ class Balloon:
         self.shares.append(share)
         cache.pool.set_limit(0)
         cache.supply = share
-        self.weights_changed()
+        rest = self.granules - sum(share.weights for share in self.shares)
+        for each in self.shares:
+            each.pool.reach = min(rest // each.slab_granules, each.pool.slab_count)
         return share
 
     @property
@@ -68,11 +74,21 @@ class Balloon:
         """Granules within no limit."""
         return self.granules - sum(share.total for share in self.shares)
 
-    def weights_changed(self) -> None:
-        """Tell the pools what they can reach at most."""
-        rest = self.granules - sum(share.weights for share in self.shares)
+    @property
+    def obtainable(self) -> int:
+        """Granules that `collect` could find. An estimate: some cached pages lie in slabs that are in use."""
+        return self.spare + sum(share.idle + share.cached_granules for share in self.shares)
+
+    def collect(self, granules: int, now: float) -> bool:
+        """Make so many granules spare, of unused memory and all caches: for weights (D1 of the paper: in one event all
+        limits shrink). False if there is not enough; caches were purged all the same."""
         for share in self.shares:
-            share.pool.reach = min(rest // share.slab_granules, share.pool.slab_count)
+            share.give_up(granules - self.spare)
+        for share in sorted(self.shares, key=lambda share: (-share.priority, share.cache.standings.latest_s)):
+            if self.spare >= granules:
+                break
+            share.give_cached(granules - self.spare, now)
+        return self.spare >= granules
 
     def in_use(self, now: float) -> int:
         """Number of models used lately, at least 1."""
@@ -126,7 +142,8 @@ class Share:
         if slabs > 0:
             self.pool.set_limit(self.pool.limit - slabs)
 
-    def _give_cached(self, granules: int, now: float, under: Standing | None) -> None:
+    def give_cached(self, granules: int, now: float, under: Standing | None = None) -> None:
+        """Purge the cache for up to so many granules, and give them up. under: only what ranks under it."""
         self.cache.empty_slabs(-(-granules // self.slab_granules), now, under)
         self.give_up(granules)
 
@@ -138,7 +155,8 @@ class Share:
 
     def cached(self) -> int:
         """See `Supply.cached`."""
-        return self._pages(min(sum(other.cached_granules for other in self._others()), self._room))
+        found = sum(other.cached_granules for other in self._others()) + self._balloon.idle_weights(self)
+        return self._pages(min(found, self._room))
 
     def grow(self, pages: int) -> None:
         """See `Supply.grow`."""
@@ -165,7 +183,9 @@ class Share:
                 under is not None and not first and (other.priority < self.priority or other._within_part(now))
             ):
                 continue
-            other._give_cached(short, now, None if first else under)
+            other.give_cached(short, now, None if first else under)
+        if under is None and self._balloon.spare < wanted:
+            self._balloon.unload_idle(self, wanted)
         self._raise(wanted)
 
     def displace(self, now: float, priority: int, arrival_s: float, pages: int) -> bool:

@@ -7,6 +7,7 @@ delivers events, asks for a step, executes instructions, runs the step and repor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -50,6 +51,8 @@ class EngineCore:
         self._obtainable = 0
         #: Expected time of the step under way.
         self._expected_s = 0.0
+        #: Whether requests may get memory, and steps run: off while the model's weights are not here.
+        self.admits = self.computes = True
         #: Number of live sequences at the last `quiet_steps`.
         self._quiet_live = 0
 
@@ -61,12 +64,13 @@ class EngineCore:
     @property
     def going_on(self) -> bool:
         """Whether the next turn has something to do without an event."""
-        return self._stepping or self.admission.restarted or self.prefetching.due
+        return self.admits and (self._stepping or self.admission.restarted or self.prefetching.due)
 
     @property
     def may_fit(self) -> bool:
         """Whether requests lacked memory in the last turn and more can be obtained since, from other models."""
-        return bool(self.live) and not self._stepping and self.state.cache.obtainable > self._obtainable
+        waits = self.admits and self.live and not self._stepping
+        return bool(waits) and self.state.cache.obtainable > self._obtainable
 
     def interrupted(self) -> bool:
         """Whether a quiet stretch must end: a request came or left, or a hint or a waiting request may fit."""
@@ -85,6 +89,8 @@ class EngineCore:
     def due_in_s(self, now: float) -> float:
         """Seconds until a turn may have something to do without an event; infinite if never."""
         self.state.now = now
+        if not self.admits:
+            return math.inf
         due_s, rest_s = max(self.prefetching.due_in_s, 0.0), self.scheduling.trials.rest_s(now)
         cache = self.state.cache
         if cache.hold_hinted and self.live:  # a request may wait for pages that only the end of a hint frees
@@ -102,14 +108,16 @@ class EngineCore:
 
         enough: called after each admission while sequences run; True ends admission for this turn. It may call `take`.
         """
-        self.state.now, self.admission.restarted = now, False
+        self.state.now, self.admission.restarted, self._stepping = now, False, False
         self.saving.expire()
+        if not self.admits:
+            return None
         self.scheduling.admit(self.live.values(), enough)
         if self.prefetching.pump():
             self.scheduling.hints_load()
         trials = self.scheduling.trials
         tried = trials.told
-        batch = self.scheduling.batch(self.live.values())
+        batch = self.scheduling.batch(self.live.values()) if self.computes else []
         if trials.told != tried:
             self.state.out.append(do.Trial(trials.told))
         self._stepping = bool(batch)
@@ -258,11 +266,19 @@ class EngineCore:
         self.state.now = now
         return self.scheduling.give_way(self._after(rank), self.live.values(), pages)
 
+    def halt(self, now: float) -> None:
+        """Preempt all sequences, as the model's weights leave. Their full chunks are saved; they wait."""
+        self.state.now = now
+        self.scheduling.halt(self.on_device)
+
+    @property
+    def on_device(self) -> list[Sequence]:
+        """Sequences that hold memory."""
+        return [s for s in self.live.values() if s.state in (State.RUNNING, State.LOADING)]
+
     def _after(self, rank: YieldRank) -> list[Sequence]:
-        here = (s for s in self.live.values() if s.state in (State.RUNNING, State.LOADING))
-        return [
-            s for s in here if (s.request.priority, s.arrival_s, rank.first) > (rank.priority, rank.arrival_s, False)
-        ]
+        asker = (rank.priority, rank.arrival_s, False)
+        return [s for s in self.on_device if (s.request.priority, s.arrival_s, rank.first) > asker]
 
     # ---- after a step ------------------------------------------------------------------------------------------
     def _stepped(self, event: ev.Stepped) -> None:

@@ -309,12 +309,15 @@ class Scheduling:
         s = victim(holdings, lacking, self.state.cache.coming() if lacking else 0, beyond)
         if s is None:
             return False
+        self._take_off(s)
+        here.remove(s)
+        return True
+
+    def _take_off(self, s: Sequence) -> None:
         self.preemptions += 1
         self.dropped_tokens += max(s.computed - self.saving.keep(s), 0)
         self.admission.restart(s, Event.PREEMPTED)
-        here.remove(s)
         self._shares = None
-        return True
 
     def _displace(self, s: Sequence, arrival_s: float, lacking: int, giving: list[Sequence]) -> bool:
         """Preempt a sequence of another model for one of this one, whose candidates `giving` hold too few pages."""
@@ -326,6 +329,11 @@ class Scheduling:
         False if it is better to wait."""
         coming = self.state.cache.coming()
         return self._preempt(candidates, _on_device(sequences), min(pages, together(candidates) + coming))
+
+    def halt(self, here: Iterable[Sequence]) -> None:
+        """Preempt all of these."""
+        for s in here:
+            self._take_off(s)
 
 
 def _is_new(s: Sequence) -> bool:

@@ -63,6 +63,9 @@ class Filling:
         for thread in self._threads:
             thread.start()
 
+    def __len__(self) -> int:
+        return len(self._spans)
+
     @property
     def layerwise(self) -> bool:
         """Whether a step may begin before all is here: copies from host memory do not fail."""
