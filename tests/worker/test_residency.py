@@ -38,7 +38,7 @@ def test_a_long_prefill_begins_while_later_layers_still_come() -> None:
     device = VirtualDevice(1, 90, weights=WEIGHTS)
     a, placing = device.models[0], device.placing
     assert placing is not None
-    a.engine.core.pace.expect_prefill(0.001)
+    a.engine.core.pace.prefill_token_s = 0.001
     placing.layer_s = 0.03
     a.submit(prompt(1, 20), 1)
     device.go()
@@ -75,11 +75,12 @@ def test_kv_takes_the_weights_of_a_model_that_has_long_been_idle_and_only_then(i
     b.submit(prompt(2, 1), 2)
     device.go()
     device.world.pass_(idle_s)
-    first = a.submit(prompt(1, 9), 40)
+    first = a.submit(prompt(1, 5), 10)
     device.go(until=lambda: bool(a.answers[first].tokens))
-    a.submit(prompt(3, 4), 2, session="other")
-    device.finish()
+    a.submit(prompt(3, 4), 2, session="other")  # both need 13 slabs, and weights leave 8
+    device.go()
     assert (device.residency.evictions > 0) == (idle_s > IDLE_S)
+    device.finish()
 
 
 def test_busy_models_that_do_not_fit_together_take_turns() -> None:

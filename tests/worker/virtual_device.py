@@ -29,9 +29,18 @@ class VirtualPlacing:
         #: Layers that are here, of each model on the device; and the number of the load that brings them.
         self.here: dict[str, int] = {}
         self._load = 0
+        self._news: list[tuple[str, int]] = []
         self._loads: dict[str, int] = {}
 
     def turn(self, make_way: Callable[[], None]) -> None:
+        news, self._news = self._news, []
+        for name, load in news:
+            if self._loads[name] != load or name not in self.here:
+                continue
+            if self.here[name] < 0:
+                self.residency.failed(name)
+            elif not self.fails or self.here[name] == LAYERS:  # as with an image, or without
+                self.residency.landed(name, self.here[name], self.layer_s)
         self.residency.tick(self.world.now())
         self.execute(make_way)
 
@@ -54,12 +63,10 @@ class VirtualPlacing:
     def _landed(self, name: str, load: int) -> None:
         if self._loads[name] != load or name not in self.here:
             return
-        if self.dice.random() < self.fails:
-            self.residency.failed(name)
-            return
-        self.here[name] += 1
-        self.residency.landed(name, self.here[name], self.layer_s)
-        if self.here[name] < LAYERS:
+        failed = self.dice.random() < self.fails
+        self.here[name] = -1 if failed else self.here[name] + 1
+        self._news.append((name, load))
+        if 0 <= self.here[name] < LAYERS:
             self.world.at(self.layer_s, functools.partial(self._landed, name, load))
 
     def wait(self, name: str, layer: int) -> None:

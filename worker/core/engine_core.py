@@ -53,6 +53,8 @@ class EngineCore:
         self._expected_s = 0.0
         #: Whether requests may get memory, and steps run: off while the model's weights are not here.
         self.admits = self.computes = True
+        #: In the last turn no request could compute, or load, for lack of memory.
+        self.starved = False
         #: Number of live sequences at the last `quiet_steps`.
         self._quiet_live = 0
 
@@ -84,7 +86,7 @@ class EngineCore:
     @property
     def quiet(self) -> bool:
         """No request is live and all write-back is done."""
-        return not self.live and not self.saving.busy and not self.prefetching.due
+        return not self.live and not self.saving.busy and not (self.admits and self.prefetching.due)
 
     def due_in_s(self, now: float) -> float:
         """Seconds until a turn may have something to do without an event; infinite if never."""
@@ -111,6 +113,7 @@ class EngineCore:
         self.state.now, self.admission.restarted, self._stepping = now, False, False
         self.saving.expire()
         if not self.admits:
+            self.starved = False
             return None
         self.scheduling.admit(self.live.values(), enough)
         if self.prefetching.pump():
@@ -121,6 +124,8 @@ class EngineCore:
         if trials.told != tried:
             self.state.out.append(do.Trial(trials.told))
         self._stepping = bool(batch)
+        loading = any(s.state is State.LOADING for s in self.live.values())
+        self.starved = self.computes and not batch and not loading and bool(self.live)
         if not batch:
             self._obtainable = self.state.cache.obtainable
             return None

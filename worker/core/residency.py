@@ -37,6 +37,8 @@ _COPY_BYTES_S = 2e9
 _EARLY_S = 0.25
 #: Wait before a failed activation is tried again, in seconds: the first, and the longest.
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
+#: Time between two looks for memory, in seconds.
+_POLL_S = 0.05
 #: Time that a step may wait for layers, in seconds: other models' steps wait as well.
 _LATE_S = 0.01
 
@@ -71,6 +73,8 @@ class Resident:
     #: When the state began, and when a request last was live.
     since_s: float = -math.inf
     used_s: float = -math.inf
+    #: Since when its requests have waited for weights or, with weights, for any memory; infinite: they do not.
+    waits_s: float = math.inf
     #: Layers that are here, while loading.
     ready: int = 0
     failures: int = 0
@@ -88,13 +92,16 @@ class Resident:
         return max(math.ceil(pool.layers / pool.pages_per_slab), pool.bands) * self.share.slab_granules
 
     @property
-    def asked_s(self) -> float:
-        """Arrival of its oldest live request; infinite if there is none."""
-        return min((s.arrival_s for s in self.core.live.values()), default=math.inf)
+    def starved(self) -> bool:
+        """Its weights are here, and no request finds memory for KV."""
+        return self.state is ModelState.ACTIVE and self.core.starved
 
-    def waits_since(self) -> float:
-        """When its oldest request began to wait for the weights."""
-        return max(self.asked_s, self.since_s)
+    def note_wait(self, now: float) -> None:
+        """Set `waits_s`. It lasts from the first request without weights to the first step."""
+        if not self.core.live or (self.state is ModelState.ACTIVE and not self.core.starved):
+            self.waits_s = math.inf
+        elif math.isinf(self.waits_s):
+            self.waits_s = now
 
 
 @dataclass(slots=True)
@@ -148,14 +155,25 @@ class Residency:
                 not resident.core.saving.busy or now - resident.since_s >= DRAIN_S
             ):
                 self._unload(resident)
-        cold = [each for each in self.models.values() if each.state is ModelState.COLD and now >= each.retry_s]
-        for resident in sorted((each for each in cold if each.core.live), key=_urgency):
-            if not self._activate(resident, victims=self._idle(0.0)):
-                self._make_turn(resident)
-                break
-        for resident in cold:
-            if resident.state is ModelState.COLD and self._hint_due_s(resident) <= now:
+        for resident in sorted(self._waiting(), key=_urgency):
+            if resident.state is ModelState.COLD and self._activate(resident, victims=self._idle(0.0)):
+                continue
+            self._make_turn(resident)
+            break
+        for resident in self.models.values():
+            if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
                 self._activate(resident, victims=self._idle(IDLE_S))
+
+    def _waiting(self) -> list[Resident]:
+        """Models whose requests wait for weights, or for any memory."""
+        for resident in self.models.values():
+            resident.note_wait(self._now)
+        return [
+            each
+            for each in self.models.values()
+            if each.core.live
+            and (each.starved or (each.state is ModelState.COLD and self._now >= each.retry_s))
+        ]
 
     def due_in_s(self, now: float) -> float:
         """Seconds until `tick` may have something to do without an event; infinite if never."""
@@ -163,10 +181,10 @@ class Residency:
         for resident in self.models.values():
             if resident.state is ModelState.DRAINING:
                 due_s.append(resident.since_s + DRAIN_S)
+            elif resident.starved or (resident.state is ModelState.COLD and resident.core.live):
+                due_s.append(max(resident.retry_s, now + _POLL_S))
             elif resident.state is ModelState.COLD:
-                if resident.core.live:
-                    due_s.append(now + 0.05)
-                due_s.append(max(self._hint_due_s(resident), resident.retry_s))
+                due_s.append(max(self._hint_due_s(resident), resident.retry_s, now + _POLL_S))
         return max(min(due_s) - now, 0.0)
 
     # ---- what the shell says -----------------------------------------------------------------------------------
@@ -229,17 +247,21 @@ class Residency:
         return True
 
     def _make_turn(self, resident: Resident) -> None:
-        """All others are busy: let one of them give way, if it has had its slice."""
+        """All others are busy: let one of them give way. One that waits itself does at once, others after a slice."""
         if any(each.state is ModelState.DRAINING for each in self.models.values()):
             return
         slice_s = max(SLICE_S, SLICE_ACTIVATIONS * resident.bytes_ / self.copy_bytes_s)
+        has_waited = self._now - resident.waits_s >= slice_s
         able = [
             each
             for each in self.models.values()
-            if each.state is ModelState.ACTIVE and not each.pinned and self._now - each.since_s >= slice_s
+            if each is not resident
+            and each.state is ModelState.ACTIVE
+            and not each.pinned
+            and (each.starved or (has_waited and self._now - each.since_s >= slice_s))
         ]
-        if able and self._now - resident.waits_since() >= slice_s:
-            giving = max(able, key=lambda each: (each.share.priority, -each.since_s))
+        if able:
+            giving = max(able, key=lambda each: (each.starved, each.share.priority, -each.since_s))
             self._halt(giving)
             self._enter(giving, ModelState.DRAINING)
 
@@ -304,4 +326,4 @@ class Residency:
 
 
 def _urgency(resident: Resident) -> tuple[int, float]:
-    return (min(s.request.priority for s in resident.core.live.values()), resident.waits_since())
+    return (min(s.request.priority for s in resident.core.live.values()), resident.waits_s)
