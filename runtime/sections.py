@@ -58,9 +58,10 @@ class KvSection(BaseModel):
     cooperative: bool = True
     #: For comparison: prefetched KV stays in HBM until it is used or its hint ends, and requests wait for memory.
     hold_hinted: bool = False
-    #: Victims and prefetches are ranked by layer. Off: whole chunks, from the end of the least recently used session.
-    layer_priority: bool = True
-    #: A request starts when its first layers are loaded. Off: when all are.
+    #: Victims and prefetches are ranked by layer: it pays without hints, where HBM is short (docs/operating.md). Off:
+    #: whole chunks, from the end of the least recently used session.
+    layer_priority: bool = False
+    #: A request that would run alone starts when its first layers are loaded. Off: when all are.
     layerwise: bool = True
     #: Cached tokens are recomputed if that is estimated to be faster than loading. Off: all cached tokens are loaded.
     load_plan: bool = True

@@ -46,7 +46,8 @@ class EngineCore:
         self.live: dict[str, Sequence] = {}
         self._arrivals = 0
         self._coming: dict[str, list[do.Coming]] = {}
-        self._stepping = False
+        #: The last turn gave a step.
+        self.stepping = False
         #: Obtainable pages after the last turn without a step.
         self._obtainable = 0
         #: Expected time of the step under way.
@@ -66,12 +67,12 @@ class EngineCore:
     @property
     def going_on(self) -> bool:
         """Whether the next turn has something to do without an event."""
-        return self.admits and (self._stepping or self.admission.restarted or self.prefetching.due)
+        return self.admits and (self.stepping or self.admission.restarted or self.prefetching.due)
 
     @property
     def may_fit(self) -> bool:
         """Whether requests lacked memory in the last turn and more can be obtained since, from other models."""
-        waits = self.admits and self.live and not self._stepping
+        waits = self.admits and self.live and not self.stepping
         return bool(waits) and self.state.cache.obtainable > self._obtainable
 
     def interrupted(self) -> bool:
@@ -110,7 +111,7 @@ class EngineCore:
 
         enough: called after each admission while sequences run; True ends admission for this turn. It may call `take`.
         """
-        self.state.now, self.admission.restarted, self._stepping = now, False, False
+        self.state.now, self.admission.restarted, self.stepping = now, False, False
         self.saving.expire()
         if not self.admits:
             self.starved = False
@@ -123,7 +124,7 @@ class EngineCore:
         batch = self.scheduling.batch(self.live.values()) if self.computes else []
         if trials.told != tried:
             self.state.out.append(do.Trial(trials.told))
-        self._stepping = bool(batch)
+        self.stepping = bool(batch)
         loading = any(s.state is State.LOADING for s in self.live.values())
         self.starved = self.computes and not batch and not loading and bool(self.live)
         if not batch:

@@ -98,9 +98,9 @@ class Resident:
 
     def note_wait(self, now: float) -> None:
         """Set `waits_s`. It lasts from the first request without weights to the first step."""
-        if not self.core.live or (self.state is ModelState.ACTIVE and not self.core.starved):
+        if not self.core.live or self.core.stepping:
             self.waits_s = math.inf
-        elif math.isinf(self.waits_s):
+        elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or self.core.starved):
             self.waits_s = now
 
 
