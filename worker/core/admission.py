@@ -259,9 +259,7 @@ class Admission:
                 return False  # a step that waits for a layer would keep all of its sequences waiting
             tokens = min(len(sequence.tokens) - found * self.state.shape.chunk_tokens, self._step_tokens())
             compute_s = self.pace.prefill_token_s / layers * tokens
-            if not ready or not may_start(
-                ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S
-            ):
+            if not ready or not may_start(ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S):
                 return False
         sequence.worth = None
         sequence.computed = found * self.state.shape.chunk_tokens

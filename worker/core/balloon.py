@@ -64,10 +64,14 @@ class Balloon:
         self.shares.append(share)
         cache.pool.set_limit(0)
         cache.supply = share
-        rest = self.granules - sum(share.weights for share in self.shares)
-        for each in self.shares:
-            each.pool.reach = min(rest // each.slab_granules, each.pool.slab_count)
+        self.limits_changed()
         return share
+
+    def limits_changed(self) -> None:
+        """Tell the pools what they can reach beside the weights that are here."""
+        rest = self.granules - sum(share.weights for share in self.shares)
+        for share in self.shares:
+            share.pool.reach = min(rest // share.slab_granules, share.pool.slab_count)
 
     @property
     def spare(self) -> int:

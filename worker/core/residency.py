@@ -137,12 +137,17 @@ class Residency:
         return taken
 
     def activation_s(self, name: str) -> float:
-        """Expected time until the model can compute all of a step: 0 when it is active."""
+        """Expected time until the model can compute all of a step: 0 when it is active. Any thread."""
         resident = self.models[name]
         if resident.state is ModelState.ACTIVE:
             return 0.0
         here = resident.ready / resident.share.pool.layers if resident.state is ModelState.LOADING else 0.0
         return (1.0 - here) * resident.bytes_ / self.copy_bytes_s
+
+    def idle_s(self, name: str) -> float:
+        """Time since the model had a request. Any thread."""
+        used_s = self.models[name].used_s
+        return max(self._now - used_s, 0.0) if math.isfinite(used_s) else 0.0
 
     # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
@@ -171,8 +176,7 @@ class Residency:
         return [
             each
             for each in self.models.values()
-            if each.core.live
-            and (each.starved or (each.state is ModelState.COLD and self._now >= each.retry_s))
+            if each.core.live and (each.starved or (each.state is ModelState.COLD and self._now >= each.retry_s))
         ]
 
     def due_in_s(self, now: float) -> float:

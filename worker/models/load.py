@@ -76,13 +76,18 @@ def load_model(
     """The model in `directory`, loaded. Arguments and errors are those of `lay_out`; also raises ConfigError when the
     weights do not fit."""
     model = lay_out(directory, memory, dtype, device, chunk_tokens, cache_dir, pack, name)
+    load(model, directory, memory)
+    return model
+
+
+def load(model: Model, directory: Path, memory: DeviceMemory) -> None:
+    """Load all weights from the checkpoint in `directory`. Raises ConfigError when they do not fit."""
     try:
         model.spans[0].load()
         for n in range(model.config.layers):
             model.load_layer(n)
     except OutOfGranules:
         raise too_large(directory, model, memory) from None
-    return model
 
 
 def too_large(directory: Path, model: Model, memory: DeviceMemory) -> ConfigError:
