@@ -146,8 +146,8 @@ def _serve_in_turns(
     threads: int,
     salt_of: Callable[[str], bytes],
 ) -> Served:
-    """Models whose weights come and go. Each is loaded once, as its image is made and its speed may have to be measured;
-    the last ones stay as far as they fit."""
+    """Models whose weights come and go. Each is loaded once, to make its image and perhaps to measure its speed; the
+    last ones stay as far as they fit."""
     memory, config = device.memory, images[0].config
     servings, placed, packed = list[Serving](), dict[str, Placed](), list[HostImage]()
     remove_unused(config.shm_dir)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from contracts.devices import device_name, node_of, number_of
 from contracts.kv import KvShape
-from contracts.models import ModelState, ModelWire
+from contracts.models import ModelWire
 from scheduler.core.columns import Columns, urgency_class
 from scheduler.core.device import STALLED_AFTER_S, Device, Node, Placed
 from scheduler.core.device import LoadReport as LoadReport

@@ -105,9 +105,7 @@ class VirtualDevice:
             share = self.balloon.join(f"m{number}", model.cache, 1, priority=priority)
             share.yields = model.engine.core
             if self.placing is not None:
-                self.residency.join(
-                    Resident(share, model.engine.core, weights, int(weights * 2e7)), ModelState.COLD
-                )
+                self.residency.join(Resident(share, model.engine.core, weights, int(weights * 2e7)), ModelState.COLD)
                 model.runner.step = functools.partial(self._step, share.name, model.runner.step)  # type: ignore[method-assign]
         self._engines = [model.engine for model in self.models]
         share_memory(self._engines, self.placing)  # type: ignore[arg-type]

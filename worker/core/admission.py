@@ -238,8 +238,8 @@ class Admission:
 
     # ---- LOADING -> RUNNING ------------------------------------------------------------------------------------
     def try_start(self, sequence: Sequence, alone: bool) -> bool:
-        """Start the sequence if it is loaded or, if it would run alone, if its first layers are and the others will be at
-        most ALONE_S late."""
+        """Start the sequence if it is loaded or, if it would run alone, if its first layers are and the others will be
+        at most ALONE_S late."""
         found = sequence.found
         if found is None:
             self._give_up_if_silent(sequence)

@@ -369,7 +369,7 @@ class EngineCore:
     def counts(self) -> Counts:
         """Current load, for the scheduler."""
         sequences, cache = self.live.values(), self.state.cache
-        free = cache.available()
+        free = min(cache.available(), cache.pool.total)  # a model that is not here could also have its weights' memory
         running = sum(s.state is State.RUNNING for s in sequences)
         return Counts(
             running=running,

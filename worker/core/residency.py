@@ -10,8 +10,8 @@ is saved, and it waits for its next turn. So every model gets its turn.
 A registered model keeps its engine and its address space; only memory comes and goes. Its cached KV stays on the
 device, as long as nobody needs the memory.
 
-Invariants (`validate`): a share's weights are counted exactly when the model is not cold; only active and loading models
-compute or admit; with `one_at_a_time` at most one model is not cold.
+Invariants (`validate`): a share's weights are counted exactly when the model is not cold; only active and loading
+models compute or admit; with `one_at_a_time` at most one model is not cold.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def unmap_for(engines: Sequence[NativeEngine], engine: NativeEngine | None = Non
 
 
 def share_memory(engines: Sequence[NativeEngine], placing: Placing | None = None) -> None:
-    """Before one of these engines maps memory, the others unmap what they have given up, and weights leave that must."""
+    """Before one of these engines maps memory, the others unmap what they have given up, and weights leave."""
 
     def make_way(engine: NativeEngine) -> None:
         unmap_for(engines, engine)
