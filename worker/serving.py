@@ -28,6 +28,7 @@ from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.core.residency import Residency, Resident
+from worker.core.yielding import Yielding
 from worker.devices.device import Device
 from worker.devices.runner import Steps
 from worker.engine.engine import NativeEngine
@@ -174,6 +175,7 @@ def _serve_in_turns(
         resident = Resident(
             _join(balloon, serving),
             core,
+            Yielding(core),
             serving.image.weight_granules(memory),
             sum(span.packed_bytes for span in model.spans),
             registered(serving.image.config)[serving.image.name].pinned,
@@ -190,7 +192,7 @@ def _join(balloon: Balloon, serving: Serving) -> Share:
     share = balloon.join(
         serving.image.name, core.state.cache, serving.executor.kv.slab_granules, priority=entry.priority
     )
-    share.yields = core
+    share.yields = Yielding(core)
     return share
 
 

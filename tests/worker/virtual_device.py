@@ -14,6 +14,7 @@ from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import LAYERS, Granules, World
 from worker.core.balloon import Balloon
 from worker.core.residency import Load, Residency, Resident
+from worker.core.yielding import Yielding
 from worker.devices.runner import Slice
 from worker.engine.device_loop import IDLE_S, share_memory, unmap_for
 
@@ -103,9 +104,11 @@ class VirtualDevice:
         for number, model in enumerate(self.models):
             priority = priorities[number] if priorities else 0
             share = self.balloon.join(f"m{number}", model.cache, 1, priority=priority)
-            share.yields = model.engine.core
+            share.yields = yielding = Yielding(model.engine.core)
             if self.placing is not None:
-                self.residency.join(Resident(share, model.engine.core, weights, int(weights * 2e7)), ModelState.COLD)
+                self.residency.join(
+                    Resident(share, model.engine.core, yielding, weights, int(weights * 2e7)), ModelState.COLD
+                )
                 model.runner.step = functools.partial(self._step, share.name, model.runner.step)  # type: ignore[method-assign]
         self._engines = [model.engine for model in self.models]
         share_memory(self._engines, self.placing)  # type: ignore[arg-type]
@@ -159,6 +162,7 @@ class VirtualDevice:
             model.check_answers()
         self.world.pass_(100.0)
         for model in self.models:
-            self.residency.tick(self.world.now())
+            if self.placing is not None:
+                self.placing.turn(functools.partial(unmap_for, self._engines))
             assert model.cache.make_room(model.pool.reach * LAYERS, self.world.now()), "memory is stuck"
             self.check()

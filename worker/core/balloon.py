@@ -113,6 +113,8 @@ class Share:
         self._balloon, self.name, self.cache, self.pool = balloon, name, cache, cache.pool
         self.slab_granules, self.weights, self.priority = slab_granules, weights, priority
         self.yields: Yields | None = None
+        #: (priority, arrival) of the request that waits for memory, if any.
+        self._waiting: tuple[int, float] | None = None
 
     # ---- what it has -------------------------------------------------------------------------------------------
     @property
@@ -192,6 +194,14 @@ class Share:
             self._balloon.unload_idle(self, wanted)
         self._raise(wanted)
 
+    def waits(self, rank: tuple[int, float] | None) -> None:
+        """See `Supply.waits`."""
+        self._waiting = rank
+
+    def comes_first(self, rank: tuple[int, float]) -> bool:
+        """See `Supply.comes_first`. So that memory which one model frees for a request is not taken by another."""
+        return any(other._waiting is not None and other._waiting < rank for other in self._others())
+
     def displace(self, now: float, priority: int, arrival_s: float, pages: int) -> bool:
         """See `Supply.displace`."""
         wanted, shares = self._granules(pages), self._balloon.shares
@@ -203,7 +213,8 @@ class Share:
         held = {
             other: other._granules(other.yields.displaceable(rank)) for other, rank in ranks.items() if other.yields
         }
-        if pages <= 0 or sum(held.values()) < wanted:
+        coming = sum(other._granules(other.cache.coming()) for other in held)
+        if pages <= 0 or coming >= wanted or sum(held.values()) + coming < wanted:
             return False
         for other in sorted(held, key=lambda other: (-other.priority, -held[other])):
             if held[other] and other.yields and other.yields.yield_to(now, ranks[other], other._pages(wanted)):

@@ -18,17 +18,18 @@ from contracts.turn_times import Phase
 from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.admission import Admission
-from worker.core.balloon import YieldRank
 from worker.core.block import Block
 from worker.core.pace import Pace
-from worker.core.preemption import together
 from worker.core.prefetching import Prefetching
 from worker.core.saving import Saving
 from worker.core.scheduling import Scheduling
 from worker.core.sequence import Event, Sequence, State
 from worker.core.state import CoreState
+from worker.core.supply import FIXED
 from worker.core.turn_times import TurnTimes
 
+#: Longest time between two looks for memory that other models may have freed, in seconds.
+LOOKS_S = 0.05
 #: A step that takes more than this many times its expected time while other KV moves counts as slowed by that.
 SLOW = 1.1
 
@@ -50,6 +51,8 @@ class EngineCore:
         self.stepping = False
         #: Obtainable pages after the last turn without a step.
         self._obtainable = 0
+        #: When the last turn began.
+        self._turned_s = 0.0
         #: Expected time of the step under way.
         self._expected_s = 0.0
         #: Whether requests may get memory, and steps run: off while the model's weights are not here.
@@ -96,6 +99,8 @@ class EngineCore:
             return math.inf
         due_s, rest_s = max(self.prefetching.due_in_s, 0.0), self.scheduling.trials.rest_s(now)
         cache = self.state.cache
+        if self.live and cache.supply is not FIXED:  # another model may have let go of memory, or of its turn
+            due_s = min(due_s, max(self._turned_s + LOOKS_S - now, 0.0))
         if cache.hold_hinted and self.live:  # a request may wait for pages that only the end of a hint frees
             due_s = min(due_s, cache.standings.ends_s(now) - now)
         return due_s if rest_s is None else min(due_s, rest_s)
@@ -112,7 +117,9 @@ class EngineCore:
         enough: called after each admission while sequences run; True ends admission for this turn. It may call `take`.
         """
         self.state.now, self.admission.restarted, self.stepping = now, False, False
+        self._turned_s = now
         self.saving.expire()
+        self.state.cache.supply.waits(None)
         if not self.admits:
             self.starved = False
             return None
@@ -261,30 +268,6 @@ class EngineCore:
         per_layer = [int(n) for n in np.sum(ready, axis=0, dtype=int)] if ready else [0] * shape.layers
         tokens = leading(bool(r.all()) for r in ready) * shape.chunk_tokens
         return do.HbmHolds(event.query_id, per_layer, tokens, sum(per_layer) * shape.piece_bytes)
-
-    # ---- for other models of the device (`worker.core.balloon`) ------------------------------------------------
-    def displaceable(self, rank: YieldRank) -> int:
-        """See `balloon.Yields`."""
-        return together(self._after(rank))
-
-    def yield_to(self, now: float, rank: YieldRank, pages: int) -> bool:
-        """See `balloon.Yields`."""
-        self.state.now = now
-        return self.scheduling.give_way(self._after(rank), self.live.values(), pages)
-
-    def halt(self, now: float) -> None:
-        """Preempt all sequences, as the model's weights leave. Their full chunks are saved; they wait."""
-        self.state.now = now
-        self.scheduling.halt(self.on_device)
-
-    @property
-    def on_device(self) -> list[Sequence]:
-        """Sequences that hold memory."""
-        return [s for s in self.live.values() if s.state in (State.RUNNING, State.LOADING)]
-
-    def _after(self, rank: YieldRank) -> list[Sequence]:
-        asker = (rank.priority, rank.arrival_s, False)
-        return [s for s in self.on_device if (s.request.priority, s.arrival_s, rank.first) > asker]
 
     # ---- after a step ------------------------------------------------------------------------------------------
     def _stepped(self, event: ev.Stepped) -> None:

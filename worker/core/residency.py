@@ -24,6 +24,7 @@ from contracts.models import ModelState
 from storelink.core.load_plan import may_start
 from worker.core.balloon import Balloon, Share
 from worker.core.engine_core import EngineCore
+from worker.core.yielding import Yielding
 
 #: A model idle for this long is evicted when other models need memory, in seconds (Prism, figure 15a).
 IDLE_S = 45.0
@@ -66,6 +67,7 @@ class Resident:
 
     share: Share
     core: EngineCore
+    yielding: Yielding
     granules: int
     bytes_: int
     pinned: bool = False
@@ -216,7 +218,7 @@ class Residency:
         if resident.state is ModelState.LOADING:
             resident.failures += 1
             resident.retry_s = self._now + min(_RETRY_S * 2.0 ** (resident.failures - 1), _LONGEST_RETRY_S)
-            self._halt(resident)
+            resident.yielding.halt(self._now)
             self._unload(resident)
 
     # ---- decisions ---------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ class Residency:
         ]
         if able:
             giving = max(able, key=lambda each: (each.starved, each.share.priority, -each.since_s))
-            self._halt(giving)
+            giving.yielding.halt(self._now)
             self._enter(giving, ModelState.DRAINING)
 
     def _idle(self, least_s: float) -> list[Resident]:
@@ -288,8 +290,8 @@ class Residency:
 
     def _spares(self, asker: Share) -> list[Resident]:
         """Idle models whose weights may go for KV of this one: if it can do nothing else, of any idle model."""
-        core = self.models[asker.name].core
-        stuck = bool(core.live) and not core.on_device
+        resident = self.models[asker.name]
+        stuck = bool(resident.core.live) and not resident.yielding.on_device
         return [each for each in self._idle(0.0 if stuck else IDLE_S) if each.share is not asker]
 
     def _idle_weights(self, asker: Share) -> int:
@@ -302,9 +304,6 @@ class Residency:
             self._unload(resident)
 
     # ---- states ------------------------------------------------------------------------------------------------
-    def _halt(self, resident: Resident) -> None:
-        resident.core.halt(self._now)
-
     def _unload(self, resident: Resident) -> None:
         self._enter(resident, ModelState.COLD)
         self.out.append(Unload(resident.name))
@@ -316,6 +315,9 @@ class Residency:
         resident.share.weights = 0 if state is ModelState.COLD else resident.granules
         resident.core.admits = state in (ModelState.LOADING, ModelState.ACTIVE)
         resident.core.computes = state is ModelState.ACTIVE
+        if not resident.core.admits:
+            resident.core.starved = False
+            resident.share.waits(None)
 
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""

@@ -103,7 +103,8 @@ class Scheduling:
         for s in self._in_order(waiting, len(here)) if self._may_admit(waiting, here) else ():
             if self.state.policy.cache and awaits_prompt(s, live, self.state.shape.chunk_tokens):
                 continue
-            if self._must_wait_for_pages(s, here):
+            first = self.state.cache.supply.comes_first((s.request.priority, s.arrival_s))
+            if first or self._must_wait_for_pages(s, here):
                 s.times.enter(Phase.MEMORY, self.state.now)
                 self._closed_at = None
                 break
@@ -232,6 +233,8 @@ class Scheduling:
                     ]
             if not self._preempt(giving, here, lacking) and not self._displace(s, math.inf, lacking, giving):
                 s.times.enter(Phase.MEMORY if lacking else Phase.QUEUE, d.now)
+                if lacking:
+                    d.cache.supply.waits((priority, s.arrival_s))
                 return False
 
     # ---- batches -----------------------------------------------------------------------------------------------

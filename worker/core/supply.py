@@ -26,9 +26,17 @@ class Supply(Protocol):
         """Obtain up to so many pages by purging other models' caches. under: only what ranks under it."""
         ...
 
+    def waits(self, rank: tuple[int, float] | None) -> None:
+        """A request of this (priority, arrival) waits for memory. None: no request does."""
+        ...
+
+    def comes_first(self, rank: tuple[int, float]) -> bool:
+        """Whether a request of another model that waits for memory comes before this one."""
+        ...
+
     def displace(self, now: float, priority: int, arrival_s: float, pages: int) -> bool:
         """Preempt a sequence of another model that is less urgent or, at equal priority, arrived later than
-        `arrival_s`. False if all such sequences hold fewer than `pages`, or none frees any."""
+        `arrival_s`. False if all such sequences hold fewer than `pages`, or these come without."""
         ...
 
 
@@ -48,6 +56,13 @@ class _Fixed:
 
     def purge(self, pages: int, now: float, under: Standing | None = None) -> None:
         """See `Supply.purge`."""
+
+    def waits(self, rank: tuple[int, float] | None) -> None:
+        """See `Supply.waits`."""
+
+    def comes_first(self, rank: tuple[int, float]) -> bool:
+        """See `Supply.comes_first`."""
+        return False
 
     def displace(self, now: float, priority: int, arrival_s: float, pages: int) -> bool:
         """See `Supply.displace`."""
