@@ -123,6 +123,7 @@ class EngineCore:
         if not self.admits:
             self.starved = False
             return None
+        self.scheduling.preempts = self.computes
         self.scheduling.admit(self.live.values(), enough)
         if self.prefetching.pump():
             self.scheduling.hints_load()

@@ -42,6 +42,8 @@ class Scheduling:
         #: Recomputed tokens, by the event that took their sequence off the device.
         self.recomputed_tokens: Counter[Event] = Counter()
         self.trials = Trials()
+        #: Whether a waiting sequence may preempt others. Off while nothing computes: they would only change places.
+        self.preempts = True
         #: Service of each group; groups here lately; shares (None: out of date); weights by group.
         self.service, self.company = Service(), Company()
         self._shares: Shares | None = None
@@ -231,7 +233,9 @@ class Scheduling:
                         and other in share.beyond
                         and self.service.of(group_of(other)) >= served
                     ]
-            if not self._preempt(giving, here, lacking) and not self._displace(s, math.inf, lacking, giving):
+            if not self.preempts or not (
+                self._preempt(giving, here, lacking) or self._displace(s, math.inf, lacking, giving)
+            ):
                 s.times.enter(Phase.MEMORY if lacking else Phase.QUEUE, d.now)
                 if lacking:
                     d.cache.supply.waits((priority, s.arrival_s))
