@@ -31,8 +31,9 @@ class Config(BaseSettings):
     model_name: str = ""
     #: The models of the fleet by their names in the API, if several; `model` and `model_name` are then the first one.
     models: dict[ModelName, RegisteredModel] = {}
-    #: How the models of a device share its memory. static: each has a fixed share.
-    sharing: Literal["static"] = "static"
+    #: How models share a device's memory. prism: KV and weights come and go as requests need them. elastic: all weights
+    #: stay, KV comes and goes. static: each has a fixed share. swap: one model at a time.
+    sharing: Literal["prism", "elastic", "static", "swap"] = "prism"
     data: Path = Path("data")
     #: Logs, sockets, locks and pids; never KV.
     run_dir: Path = Path(".cache/run")

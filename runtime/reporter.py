@@ -59,9 +59,19 @@ class ReportedEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedWeights:
+    """Whether a model's weights are on the device. activation_s: expected time until they are. idle_s: since its last
+    request."""
+
+    state: ModelState = ModelState.ACTIVE
+    activation_s: float = 0.0
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """A model as reported. weight_bytes: on the device. ttft_s, tpot_s: its service targets; 0: none. wire: how
-    requests reach it. active: whether it takes requests; else it counts as loading."""
+    requests reach it. active: whether it takes requests; else it counts as loading. placed: where its weights are."""
 
     engine: ReportedEngine
     bound: ContextBound
@@ -72,6 +82,7 @@ class Reported:
     kind: str = "native"
     wire: ModelWire = ModelWire.FRAMES
     active: Callable[[], bool] = lambda: True
+    placed: Callable[[], PlacedWeights] = PlacedWeights
 
 
 class Reporter:
@@ -150,10 +161,10 @@ class Reporter:
     def _state(self, model: Reported) -> Any:
         if self.draining():
             return ModelState.DRAINING.value
-        return (ModelState.ACTIVE if model.active() else ModelState.LOADING).value
+        return (model.placed().state if model.active() else ModelState.LOADING).value
 
     def _model_load(self, model: Reported, counts: Counts) -> scheduler_pb2.ModelLoad:
-        page_bytes = model.engine.shape.piece_bytes
+        page_bytes, placed = model.engine.shape.piece_bytes, model.placed()
         return scheduler_pb2.ModelLoad(
             model=model.engine.model_name,
             state=self._state(model),
@@ -166,6 +177,8 @@ class Reporter:
             kv_bytes_used=(counts.pages_total - counts.pages_free) * page_bytes,
             kv_bytes_cached=counts.pages_cached * page_bytes,
             kv_bytes_limit=counts.pages_total * page_bytes,
+            idle_s=placed.idle_s,
+            activation_s=placed.activation_s,
         )
 
     def load(self, number: int, link: Link) -> scheduler_pb2.WorkerLoad:

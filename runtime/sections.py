@@ -58,9 +58,10 @@ class KvSection(BaseModel):
     cooperative: bool = True
     #: For comparison: prefetched KV stays in HBM until it is used or its hint ends, and requests wait for memory.
     hold_hinted: bool = False
-    #: Victims and prefetches are ranked by layer. Off: whole chunks, from the end of the least recently used session.
-    layer_priority: bool = True
-    #: A request starts when its first layers are loaded. Off: when all are.
+    #: Victims and prefetches are ranked by layer: it pays without hints, where HBM is short (docs/operating.md). Off:
+    #: whole chunks, from the end of the least recently used session.
+    layer_priority: bool = False
+    #: A request that would run alone starts when its first layers are loaded. Off: when all are.
     layerwise: bool = True
     #: Cached tokens are recomputed if that is estimated to be faster than loading. Off: all cached tokens are loaded.
     load_plan: bool = True
@@ -136,6 +137,9 @@ class WorkerSection(BaseModel):
     #: three times a single decode), so that no tenant's next turn waits behind a long step.
     shared_step_s: float = Field(default=0.005, gt=0, allow_inf_nan=False)
     granule_bytes: int = Field(default=2 << 20, ge=4096)
+    #: Host memory (`shm_dir`) for images of weights, from which models are activated; beyond it they are packed from
+    #: the checkpoint each time. None: half of what is free there.
+    images_gib: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     #: CPU kernels: native (compiled for this machine), torch, or auto: torch only if compiled kernels cannot be built
     #: or do not suit the model. portable: compiled without bfloat16 instructions, for equal bits on different
     #: processors.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import time
 
@@ -19,7 +20,7 @@ from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.gpus import show_only
 from runtime.registry import as_only, registered
-from runtime.reporter import Reported, Reporter
+from runtime.reporter import PlacedWeights, Reported, Reporter
 from runtime.service import Tasks, arguments, run, serve
 from storelink.link import StoreLink
 from worker.devices.device import choose_device
@@ -30,7 +31,7 @@ from worker.memory.device_memory import DeviceMemory
 from worker.service.hosted import Hosted
 from worker.service.metrics import WorkerMetrics
 from worker.service.server import WorkerServer
-from worker.serving import ModelImage, Serving, serve_all
+from worker.serving import Serving, serve_all
 from worker.text.tokenising import Tokenising
 
 log = telemetry.logger("worker")
@@ -70,9 +71,11 @@ class WorkerProcess:
         def salt_of(tenant: str) -> bytes:
             return salts.setdefault(tenant, tenant_salt(secret, tenant))
 
-        images = [ModelImage.load(name, each, device) for name, each in self._models.items()]
-        self.servings = serve_all(images, device, threads, salt_of)
-        self.device_loop = DeviceLoop([serving.engine for serving in self.servings], device.niceness)
+        self.served = serve_all(self._models, device, threads, salt_of)
+        self.servings = self.served.servings
+        self.device_loop = DeviceLoop(
+            [serving.engine for serving in self.servings], device.niceness, self.served.placing
+        )
         self.device_loop.on_crash = self._engine_died
         for serving in self.servings:
             serving.loader.start()
@@ -129,7 +132,14 @@ class WorkerProcess:
             entry.ttft_s,
             entry.tpot_s,
             entry.engine,
+            placed=functools.partial(self._placed, hosted.name),
         )
+
+    def _placed(self, model: str) -> PlacedWeights:
+        if self.served.placing is None:
+            return PlacedWeights()
+        residency = self.served.placing.residency
+        return PlacedWeights(residency.models[model].state, residency.activation_s(model), residency.idle_s(model))
 
     async def _lock(self) -> None:
         """Lock the device, as two workers of one name would report as one. Raises ConfigError if it is locked."""
@@ -169,6 +179,7 @@ class WorkerProcess:
         self.device_loop.stop()
         for serving in self.servings:
             serving.loader.stop()
+        self.served.close()
 
 
 async def _main() -> int:

@@ -1,32 +1,39 @@
 """The models of a worker: loads their weights and builds what serves them.
 
-A `ModelImage` exists while a model is registered on the node, a `Serving` while it is active. With `sharing: static`
-both live as long as the worker, and device memory beyond the weights is split evenly: a fixed number of slabs per
-model.
+A `ModelImage` and a `Serving` live as long as the worker. With `sharing: static` device memory beyond the weights is
+split evenly: a fixed number of slabs per model. With `elastic` each model's KV may fill all of it
+(`worker.core.balloon`). With `prism` and `swap` weights come and go too (`worker.core.residency`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
 from contracts.latency_profile import Profile
+from contracts.models import ModelState
 from runtime import telemetry
 from runtime.clock import RealClock
 from runtime.config import Config
 from runtime.profile_files import fitting
+from runtime.registry import registered
 from runtime.sections import GIB
 from storelink.ends import End
+from worker.core.balloon import Balloon, Share
 from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
+from worker.core.residency import Residency, Resident
+from worker.core.yielding import Yielding
 from worker.devices.device import Device
 from worker.devices.runner import Steps
 from worker.engine.engine import NativeEngine
 from worker.engine.executor import Executor
+from worker.engine.placing import Placed, Placing
 from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
@@ -34,18 +41,23 @@ from worker.measure.initial_pace import profile_of, seed, seed_loads, subject
 from worker.measure.steps import BRIEF, on_free_pages
 from worker.memory.device_memory import DeviceMemory
 from worker.memory.paged_kv import PagedKv
-from worker.models.load import Model, load_model
+from worker.models.filling import Filling
+from worker.models.image import HostImage, image_of, remove_unused
+from worker.models.load import Model, lay_out, load, too_large
 from worker.service.server import longest
 from worker.text.codec import TextCodec
 
 log = telemetry.logger("worker.serving")
 #: Minimum number of chunks of KV for a model.
 _MIN_CHUNKS = 4
+#: Threads that copy a model's weights from its image.
+_COPY_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ModelImage:
-    """A model's weights on the device, and its text codec. config: from `runtime.registry.as_only`, for this model."""
+    """A registered model, on the device or not, and its text codec. config: from `runtime.registry.as_only`, for this
+    model."""
 
     name: str
     config: Config
@@ -53,10 +65,10 @@ class ModelImage:
     codec: TextCodec
 
     @classmethod
-    def load(cls, name: str, config: Config, device: Device) -> ModelImage:
-        """Load the weights into granules of the device's memory. Raises ConfigError."""
+    def lay_out(cls, name: str, config: Config, device: Device) -> ModelImage:
+        """The model, with places for its weights in the device's memory. Raises ConfigError."""
         w, digests = config.worker, config.run_dir / "digests"
-        model = load_model(
+        model = lay_out(
             config.model, device.memory, w.dtype, w.device, config.kv.chunk_tokens, digests, device.pack, name
         )
         return cls(name, config, model, TextCodec.load(config.model))
@@ -65,6 +77,10 @@ class ModelImage:
     def shape(self) -> KvShape:
         """Shape of its KV."""
         return self.model.shape
+
+    def weight_granules(self, memory: DeviceMemory) -> int:
+        """Granules of its weights."""
+        return self.model.weight_bytes // memory.granule_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +105,103 @@ class Serving:
         return end_of(self.image.shape, self.engine.inbox.put, self.loader.from_store)
 
 
-def serve_all(
-    images: Sequence[ModelImage], device: Device, threads: int, salt_of: Callable[[str], bytes]
-) -> list[Serving]:
-    """One per image, in order, not yet running. Raises ConfigError if there is no room for KV."""
-    free = device.memory.free
-    return [
-        _serve(image, free // len(images), itertools.count(1 + n, len(images)), device, threads, salt_of)
-        for n, image in enumerate(images)
-    ]
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The models of a device, not yet running. placing: decides whose weights are on the device; None: all are.
+    images: of weights, in host memory."""
+
+    servings: list[Serving]
+    placing: Placing | None = None
+    images: tuple[HostImage, ...] = ()
+
+    def close(self) -> None:
+        """Give up the images. All copies must have ended."""
+        for image in self.images:
+            image.close()
+
+
+def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_of: Callable[[str], bytes]) -> Served:
+    """The models of these configurations (`runtime.registry.as_only`), by `sharing`. Raises ConfigError when there is
+    no room."""
+    images = [ModelImage.lay_out(name, config, device) for name, config in configs.items()]
+    ids = [itertools.count(1 + n, len(images)) for n in range(len(images))]
+    sharing = images[0].config.sharing if len(images) > 1 else "static"
+    if sharing in ("prism", "swap"):
+        return _serve_in_turns(images, ids, device, threads, salt_of)
+    for image in images:
+        load(image.model, image.config.model, device.memory)
+    free = device.memory.free if sharing == "elastic" else device.memory.free // len(images)
+    servings = [_serve(image, free, each, device, threads, salt_of) for image, each in zip(images, ids, strict=True)]
+    if sharing == "elastic":
+        balloon = Balloon(device.memory.total)
+        for serving in servings:
+            _join(balloon, serving).weights = serving.image.weight_granules(device.memory)
+        balloon.limits_changed()
+    return Served(servings)
+
+
+def _serve_in_turns(
+    images: Sequence[ModelImage],
+    ids: Sequence[itertools.count[int]],
+    device: Device,
+    threads: int,
+    salt_of: Callable[[str], bytes],
+) -> Served:
+    """Models whose weights come and go. Each is loaded once, to make its image and perhaps to measure its speed; the
+    last ones stay as far as they fit."""
+    memory, config = device.memory, images[0].config
+    servings, placed, packed = list[Serving](), dict[str, Placed](), list[HostImage]()
+    remove_unused(config.shm_dir)
+    room = _image_bytes(config)
+    for image, each in zip(images, ids, strict=True):
+        key = image.shape.fingerprint + device.layout.encode()
+        host = image_of(config.shm_dir, key, image.model.spans, room)
+        room -= host.bytes if host else 0
+        packed += [host] if host else []
+        need = image.weight_granules(memory) + -(-_MIN_CHUNKS * image.shape.chunk_bytes // memory.granule_bytes)
+        for before in servings:
+            if memory.free < need:
+                before.image.model.unload()
+        if memory.free < need:
+            raise too_large(image.config.model, image.model, memory)
+        image.model.map()
+        Filling(image.model.spans, host, lambda: None, copy=device.copy).wait(len(image.model.spans) - 1)
+        placed[image.name] = Placed(image.model, host)
+        servings.append(_serve(image, memory.total, each, device, threads, salt_of))
+    balloon = Balloon(memory.total)
+    residency = Residency(balloon, one_at_a_time=config.sharing == "swap")
+    for serving in servings:
+        model, core = serving.image.model, serving.engine.core
+        resident = Resident(
+            _join(balloon, serving),
+            core,
+            Yielding(core),
+            serving.image.weight_granules(memory),
+            sum(span.packed_bytes for span in model.spans),
+            registered(serving.image.config)[serving.image.name].pinned,
+        )
+        if residency.one_at_a_time and serving is not servings[-1]:
+            model.unload()
+        residency.join(resident, ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD)
+    return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
+
+
+def _join(balloon: Balloon, serving: Serving) -> Share:
+    """Let the model's KV grow and shrink."""
+    core, entry = serving.engine.core, registered(serving.image.config)[serving.image.name]
+    share = balloon.join(
+        serving.image.name, core.state.cache, serving.executor.kv.slab_granules, priority=entry.priority
+    )
+    share.yields = Yielding(core)
+    return share
+
+
+def _image_bytes(config: Config) -> int:
+    """Bytes of images that may be kept in host memory."""
+    if config.worker.images_gib is not None:
+        return int(config.worker.images_gib * GIB)
+    found = os.statvfs(config.shm_dir)
+    return found.f_bavail * found.f_frsize // 2
 
 
 def _serve(

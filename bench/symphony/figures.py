@@ -298,7 +298,7 @@ def figure_16(bench: Bench) -> dict[str, Any]:
 def figure_17(bench: Bench) -> dict[str, Any]:
     """Each mechanism switched off."""
     variants = [
-        VARIANTS[n] for n in ("balanced", "no-cooperative", "no-layer-priority", "no-layerwise", "balanced-no-hints")
+        VARIANTS[n] for n in ("balanced", "no-cooperative", "layer-priority", "no-layerwise", "balanced-no-hints")
     ]
     variants.append(replace(VARIANTS["sticky"], name="no balancing"))
     rows = bench.mean_curve(KIND_13B, variants, bench.users((128, 256, 384, 512)))

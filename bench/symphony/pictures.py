@@ -28,7 +28,7 @@ STYLES: dict[str, tuple[str, str, str, str]] = {
     "balanced, remote tier, codec": ("Upbeat, remote tier, codec", "#009E73", "D", "--"),
     "balanced, all tiers": ("Upbeat, all tiers", "#0072B2", "o", "-"),
     "no-cooperative": ("no cooperative memory", "#D55E00", "^", "-."),
-    "no-layer-priority": ("no layer priority", "#E69F00", "v", ":"),
+    "layer-priority": ("layer priority", "#E69F00", "v", ":"),
     "no-layerwise": ("no layer-wise loading", "#009E73", "D", "--"),
     "balanced-no-hints": ("no hints", "#CC79A7", "P", "--"),
     "no balancing": ("no balancing (sticky), no hints", "#000000", "s", "--"),

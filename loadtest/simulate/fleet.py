@@ -46,7 +46,7 @@ class Variant:
 
 
 #: InferCept's nodes: host memory; a request begins when all of its KV has arrived.
-_HOST = Mechanisms(frozenset((HBM, DRAM)), layerwise=False, layer_priority=False)
+_HOST = Mechanisms(frozenset((HBM, DRAM)), layerwise=False)
 #: LMCache as SYMPHONY compares with it (figure 14): encoded KV in remote storage, loaded when a request arrives,
 #: decoded on the device. CacheGen's paper reports KV 3.5 to 4.3 times smaller than 8 bits; LMCache's defaults give
 #: about 7 times against 16 bits.
@@ -69,11 +69,11 @@ VARIANTS: dict[str, Variant] = {
         Variant(
             "infercept-migration", has=replace(_HOST, tiers=_HOST.tiers | {PEER}), system=MigratingInferCept, ours=False
         ),
-        Variant("parrot", has=Mechanisms(frozenset((HBM,)), layer_priority=False), system=Parrot, ours=False),
+        Variant("parrot", has=Mechanisms(frozenset((HBM,))), system=Parrot, ours=False),
         Variant("lmcache", has=_LMCACHE, ours=False),
-        # Each with one mechanism off (figure 17).
+        # Each with one mechanism off, or on that is off by default (figure 17).
         Variant("no-cooperative", hints=True, has=Mechanisms(cooperative=False)),
-        Variant("no-layer-priority", hints=True, has=Mechanisms(layer_priority=False)),
+        Variant("layer-priority", hints=True, has=Mechanisms(layer_priority=True)),
         Variant("no-layerwise", hints=True, has=Mechanisms(layerwise=False)),
     )
 }

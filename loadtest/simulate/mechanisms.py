@@ -24,7 +24,7 @@ class Mechanisms:
 
     tiers: frozenset[str] = EVERYWHERE
     cooperative: bool = True
-    layer_priority: bool = True
+    layer_priority: bool = False
     layerwise: bool = True
     codec: float = 1.0
     decode_bytes_per_s: float = 0.0

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from contracts.devices import device_name, node_of, number_of
 from contracts.kv import KvShape
-from contracts.models import ModelState, ModelWire
+from contracts.models import ModelWire
 from scheduler.core.columns import Columns, urgency_class
 from scheduler.core.device import STALLED_AFTER_S, Device, Node, Placed
 from scheduler.core.device import LoadReport as LoadReport
@@ -211,11 +211,11 @@ class Fleet:
         return self._request_s.get(model, self.request_s)
 
     def serves(self, name: str, model: str, now: float) -> bool:
-        """Whether the device serves and has the model active."""
+        """Whether the device serves, and requests for the model may go to it."""
         device = self.devices.get(name)
         if device is None or device.state(now) != "serving" or (column := self.columns.models.get(model)) is None:
             return False
-        return bool(column.state[self.columns.rows[name]] == ModelState.ACTIVE)
+        return bool(column.serves(self.columns.rows[name]))
 
     def placed(self, name: str, request_id: str, now: float, priority: int = 0, model: str = "") -> None:
         """Count a request as outstanding on this device, and no longer on its former one."""

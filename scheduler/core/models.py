@@ -44,14 +44,15 @@ class ModelLoad:
 
 
 class ModelView(NamedTuple):
-    """One model on all devices, at one time. serves: active there. Where unknown, prefill_token_s is infinite and
-    request_s is 0."""
+    """One model on all devices, at one time. serves: active there, or activated when a request comes, in
+    `activation_s`. Where unknown, prefill_token_s is infinite and request_s is 0."""
 
     serves: Flags
     kv_total_bytes: Floats
     kv_free_bytes: Floats
     prefill_token_s: Floats
     request_s: Floats
+    activation_s: Floats
 
 
 class ModelColumns:
@@ -64,6 +65,7 @@ class ModelColumns:
         self.kv_free_bytes: Floats = np.zeros(size)
         self.prefill_token_s: Floats = np.full(size, np.inf)
         self.request_s: Floats = np.zeros(size)
+        self.activation_s: Floats = np.zeros(size)
 
     def grow(self) -> None:
         """Double the length of the arrays."""
@@ -79,9 +81,14 @@ class ModelColumns:
         self.kv_free_bytes[row] = max(load.kv_bytes_limit - load.kv_bytes_used, 0)
         self.prefill_token_s[row] = load.prefill_token_s or np.inf
         self.request_s[row] = load.request_s
+        self.activation_s[row] = load.activation_s
+
+    def serves(self, rows: slice | int) -> Flags:
+        """Whether requests for the model may go to these devices."""
+        able: Flags = (self.state[rows] == ModelState.ACTIVE) | (self.activation_s[rows] > 0)
+        return able
 
     def view(self, count: int) -> ModelView:
         """A copy of the first `count` rows."""
-        serves: Flags = self.state[:count] == ModelState.ACTIVE
-        arrays = (self.kv_total_bytes, self.kv_free_bytes, self.prefill_token_s, self.request_s)
-        return ModelView(serves, *(array[:count].copy() for array in arrays))
+        arrays = (self.kv_total_bytes, self.kv_free_bytes, self.prefill_token_s, self.request_s, self.activation_s)
+        return ModelView(self.serves(slice(count)), *(array[:count].copy() for array in arrays))

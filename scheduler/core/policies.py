@@ -37,6 +37,7 @@ def balanced(snapshot: Snapshot, turn: PlacementRequest, rows: Rows, seed: int) 
         "load_s": terms.load_s(snapshot, turn, rows),
         "leaving_s": terms.leaving_s(snapshot, turn, rows),
         "pressure_s": terms.pressure_s(snapshot, turn, rows),
+        **({"activation_s": terms.activation_s(snapshot, turn, rows)} if snapshot.activation_s.any() else {}),
     }
 
 

@@ -39,7 +39,8 @@ class Snapshot:
     """All devices, a row each, for the model of one turn. Read-only; later reports do not change it.
 
     rows: device to its row. places: node to its devices' rows. hashes: of the devices' names. known: the model is
-    registered, or some device has it. serves: the model is active there. kv_total_bytes, kv_free_bytes: of the model's
+    registered, or some device has it. serves: the model is active there, or will be `activation_s` after a request.
+    kv_total_bytes, kv_free_bytes: of the model's
     pages in HBM. prefill_token_s: of the model there; infinite where unknown. suspect: gets work only without others.
     classes: urgency classes that have work, ascending, one per row of work_s and expected. work_s: outstanding seconds
     by (class, device), including placements since the last report. expected: requests that hints announce, by (class,
@@ -57,6 +58,7 @@ class Snapshot:
     hashes: Hashes
     known: bool
     serves: Flags
+    activation_s: Floats
     kv_total_bytes: Floats
     kv_free_bytes: Floats
     prefill_token_s: Floats
@@ -105,6 +107,7 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
         *c.steady(),
         known=model in c.models or model in fleet.registered,
         serves=of_model.serves,
+        activation_s=of_model.activation_s,
         kv_total_bytes=of_model.kv_total_bytes,
         kv_free_bytes=of_model.kv_free_bytes,
         prefill_token_s=of_model.prefill_token_s,

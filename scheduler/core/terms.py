@@ -68,6 +68,13 @@ def load_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
     return MOVING * seconds[rows]
 
 
+def activation_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
+    """Time until the model's weights are on the device. For a hint: what its lead time does not cover, plus `HIDDEN` of
+    the total."""
+    seconds: Floats = snapshot.activation_s[rows]
+    return HIDDEN * seconds + np.maximum(seconds - turn.lead_s, 0.0) if turn.advised else seconds
+
+
 def leaving_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
     """The cost of leaving the session's cache, times the share of the cache that a node lacks (docs/design/0021).
 

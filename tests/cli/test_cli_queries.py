@@ -409,7 +409,7 @@ def test_the_doctor_reads_every_byte_of_the_weights(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path; from worker.models.digest import cached_weights_digest as digest;"
     )
     remember += (
-        "from worker.models.weights import Checkpoint; digest(Checkpoint(Path(sys.argv[1])), "
+        "from worker.models.checkpoint import Checkpoint; digest(Checkpoint(Path(sys.argv[1])), "
         "Path(sys.argv[2]), time.time() + 60)"
     )
     subprocess.run([sys.executable, "-c", remember, str(model), str(digests)], check=True)

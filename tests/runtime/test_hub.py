@@ -18,7 +18,7 @@ import pytest
 
 from loadtest.random_model import SHAPES, make_random_model
 from runtime.model_config import load_config
-from worker.models.weights import Checkpoint
+from worker.models.checkpoint import Checkpoint
 
 from .hub_server import HubServer, files_of, in_shards
 

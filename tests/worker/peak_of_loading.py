@@ -13,8 +13,8 @@ from runtime import telemetry
 from runtime.model_config import load_config
 from worker.kernels.choice import choose_kernels
 from worker.memory.device_memory import host_memory
+from worker.models.checkpoint import Checkpoint
 from worker.models.load import load_model
-from worker.models.weights import Checkpoint
 
 
 def resident(what: str) -> int:

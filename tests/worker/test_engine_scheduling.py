@@ -11,8 +11,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from storelink.core.load_plan import LoadRate, Source
+from tests.worker.trouble import Trouble
 from tests.worker.virtual_engine import VirtualEngine
-from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
+from tests.worker.virtual_model import CHUNK, random_prompt
 from worker.core.block import SaveState
 from worker.core.saving import ANSWER_TIMEOUT_S
 from worker.core.sequence import Event, State
@@ -351,43 +352,9 @@ def anything(seed: int, requests: int) -> VirtualEngine:
     faults, refusals = dice.choice([0.0, 0.0, 0.05]), dice.choice([0.0, 0.0, 0.2, 1.0])
     e.store.fault = lambda key, layer: dice.random() < faults
     e.store.refuse = lambda key: dice.random() < refusals
-    longest = e.pool.total // LAYERS - 3  # chunks; what a worker's server accepts
-    names: list[str] = []
-    tenants = beliefs.choice(["t", "tu", "tuv"])
-
-    def something() -> None:
-        action = dice.choice(["submit"] * 6 + ["cancel", "cancel", "purge", "evict", "hint", "hang", "down", "up"])
-        if action == "submit" and len(names) < requests:
-            count = dice.choice([1, 3, 20, 40])
-            length = min(dice.choice([1, CHUNK, 17, 40, 100]), longest * CHUNK - count)
-            shared = random_prompt(random.Random(dice.randrange(3)), length)
-            own = dice.choice([0, 0, 5, length])
-            text = shared[: length - own] + random_prompt(dice, own)
-            session, priority = f"s{dice.randrange(4)}", dice.choice([0, 0, 0, -1, 3])
-            tenant, kept = beliefs.choice(tenants), beliefs.choice([0, length // 2, 10**6])
-            weight = {"t": 1.0, "u": 3.0, "v": 0.25}[tenant]
-            names.append(
-                e.submit(text, count, session=session, priority=priority, kept=kept, tenant=tenant, weight=weight)
-            )
-        elif action == "cancel" and names:
-            e.cancel(dice.choice(names))
-        elif action == "purge":
-            e.cache.make_room(min(e.pool.free + dice.randrange(1, 30), e.cache.available()), e.world.now())
-        elif action == "evict" and e.store.chunks:
-            e.store.chunks.pop(dice.choice(sorted(e.store.chunks)))
-        elif action == "hint" and e.store.arena is not None and e.store.chunks:
-            e.store.hint(
-                f"s{dice.randrange(4)}", list(e.store.chunks)[: dice.randrange(1, 8)], dice.choice([0.05, 60.0])
-            )
-        elif action == "hang":
-            e.store.hangs_until_s = e.world.now() + dice.choice([0.1, 1.0, 15.0])
-        elif action == "down" and e.store.arena is not None and dice.random() < 0.3:
-            e.store.down()
-        elif action == "up" and e.store.arena is None:
-            e.store.up()
-
+    trouble = Trouble(e, dice, beliefs, requests)
     for _ in range(requests * 3):
-        e.world.at(dice.random() * requests * 0.05, something)
+        e.world.at(dice.random() * requests * 0.05, trouble.something)
     # Later events are part of the world: time passes until the last has happened.
     e.go(until=lambda: e.world.now() >= requests * 0.05)
     if e.store.arena is not None:

@@ -22,9 +22,9 @@ from contracts.kv import fingerprint
 from loadtest.random_model import SHAPES, make_random_model, parameters
 from runtime.model_config import ModelConfig, Rope, load_config, parse_config
 from worker.memory.device_memory import host_memory
+from worker.models.checkpoint import Checkpoint
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.load import Model, load_model
-from worker.models.weights import Checkpoint
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

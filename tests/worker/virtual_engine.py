@@ -16,7 +16,7 @@ from contracts.frames import StepFrame
 from contracts.kv import tenant_salt
 from contracts.request import GenerateRequest, Sampling
 from runtime.sections import KvSection, WorkerSection
-from tests.worker.virtual_model import CHUNK, LAYERS, SHAPE, HashRunner, Pages, World, cold
+from tests.worker.virtual_model import CHUNK, LAYERS, SHAPE, Granules, HashRunner, Pages, World, cold
 from tests.worker.virtual_store import VirtualLoader, VirtualStore
 from worker.core.block import Block, SaveState
 from worker.core.hbm import HbmCache
@@ -46,9 +46,18 @@ class Answer:
 class VirtualEngine:
     """An engine, its world, and the answers to what was submitted. `check()` is called after every turn."""
 
-    def __init__(self, *, pages: int = 60, store: bool = True, layerwise: bool = True, **worker: Any) -> None:
-        self.world = World()
-        self.pages = Pages(pages)
+    def __init__(
+        self,
+        *,
+        pages: int = 60,
+        store: bool = True,
+        layerwise: bool = True,
+        world: World | None = None,
+        granules: Granules | None = None,
+        **worker: Any,
+    ) -> None:
+        self.world = world or World()
+        self.pages = Pages(pages, granules)
         self.pool = PagePool(pages // LAYERS, LAYERS, LAYERS)
         self.cache = HbmCache(self.pool)
         self.table = LoadTable(progress=self.world)  # type: ignore[arg-type]
@@ -164,6 +173,8 @@ class VirtualEngine:
             self.blocks[id(block)] = block
         self.blocks = {at: b for at, b in self.blocks.items() if (b.pages >= 0).any()}
         core.validate(self.blocks.values())
+        pool = self.pool
+        assert self.pages.slabs >= set(pool._slabs) - set(pool.to_map), "a page is not mapped"
         for block in self.blocks.values():
             assert block.users or block.moving or block.save is SaveState.WAITING or block.purgeable, (
                 "a page is unfreeable"
@@ -175,10 +186,14 @@ class VirtualEngine:
         """Everything ends; every answer is a cold run's; all of HBM can be had."""
         self.go()
         self.check()
+        self.check_answers()
+        assert self.cache.make_room(self.pool.total, self.world.now())
+        assert self.pool.free == self.pool.total
+
+    def check_answers(self) -> None:
+        """Every answer has ended, and is a cold run's."""
         for name, answer in self.answers.items():
             assert answer.end is not None, name
             expected = cold(answer.prompt, answer.count)
             assert answer.tokens == expected[: len(answer.tokens)], f"{name} got other tokens"
             assert answer.end != "length" or len(answer.tokens) == answer.count
-        assert self.cache.make_room(self.pool.total, self.world.now())
-        assert self.pool.free == self.pool.total

@@ -93,14 +93,31 @@ class World:
         return None
 
 
-class Pages:
-    """HBM: a number a token of each page. Stale numbers stay until somebody writes."""
+@dataclass
+class Granules:
+    """A device's memory: as many slabs as it can map at once, of all models."""
 
-    def __init__(self, pages: int) -> None:
+    total: int
+    mapped: int = 0
+
+
+class Pages:
+    """HBM: a number a token of each page. Stale numbers stay until somebody writes, or the slab is unmapped."""
+
+    def __init__(self, pages: int, granules: Granules | None = None) -> None:
         self.numbers = np.full((pages, CHUNK), -1, np.int64)
+        self.slabs: set[int] = set()
+        self._granules = granules or Granules(pages)
 
     def map_slab(self, slab: int) -> None:
-        return None
+        assert slab not in self.slabs and self._granules.mapped < self._granules.total, "more is mapped than there is"
+        self.slabs.add(slab)
+        self._granules.mapped += 1
+
+    def unmap_slab(self, slab: int, *, keep: bool = False) -> None:
+        self.slabs.remove(slab)
+        self._granules.mapped -= 1
+        self.numbers[slab * LAYERS : (slab + 1) * LAYERS] = -2
 
 
 class HashRunner:

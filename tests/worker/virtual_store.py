@@ -126,11 +126,13 @@ class VirtualStore:
         self.arena, self._grants = None, {}
         self.to_engine(StoreDown())
 
-    def hint(self, session: str, keys: list[bytes], expires_s: float) -> None:
-        """This session is about to speak."""
+    def hint(self, session: str, keys: list[bytes], expires_s: float, arrival_s: float = 0.0) -> None:
+        """This session is about to speak, in `arrival_s`."""
         wire = session_to_wire(SessionKey("t", session))
         self._tell(
-            offer=kvstore_pb2.PrefetchOffer(session=wire, fingerprint=SHAPE.fingerprint, keys=keys, expires_s=expires_s)
+            offer=kvstore_pb2.PrefetchOffer(
+                session=wire, fingerprint=SHAPE.fingerprint, keys=keys, expires_s=expires_s, arrival_s=arrival_s
+            )
         )
 
     def send(self, message: kvstore_pb2.WorkerToStore) -> None:

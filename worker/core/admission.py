@@ -128,7 +128,7 @@ class Admission:
 
     def _plan(self, sequence: Sequence, missing: list[Missing], upto: int) -> Plan:
         shape, tokens = self.state.shape, len(sequence.tokens) - upto * self.state.shape.chunk_tokens
-        overlap = self.state.policy.layerwise
+        overlap = self.state.policy.layerwise and not any(s.state is State.RUNNING for s in self.here)
         ahead = (s for s in self.here if s is not sequence and s.request.priority <= sequence.request.priority)
         queued_s = sum(self.pace.prefill_s(s, shape.chunk_tokens) for s in ahead)
         layers = self.state.policy.plan_layers or shape.layers
@@ -165,7 +165,7 @@ class Admission:
             return lacking
         while not cache.make_room(pages, now):
             if not self.prefetching.give_up_one():
-                return pages - cache.available()
+                return max(pages - cache.available(), 1)  # `available` is an estimate
         return 0
 
     def _open_load(self, sequence: Sequence, first: int, usable: int, gaps: list[list[int]]) -> None:
@@ -238,8 +238,8 @@ class Admission:
 
     # ---- LOADING -> RUNNING ------------------------------------------------------------------------------------
     def try_start(self, sequence: Sequence, alone: bool) -> bool:
-        """Start the sequence if its first layers are ready and the others will be in time (alone: up to ALONE_S
-        late)."""
+        """Start the sequence if it is loaded or, if it would run alone, if its first layers are and the others will be
+        at most ALONE_S late."""
         found = sequence.found
         if found is None:
             self._give_up_if_silent(sequence)
@@ -255,13 +255,11 @@ class Admission:
                 sequence.came, sequence.heard_s = came, self.state.now
             elif self._give_up_if_silent(sequence):
                 return False
-            if not self.state.policy.layerwise:
-                return False
+            if not self.state.policy.layerwise or not alone:
+                return False  # a step that waits for a layer would keep all of its sequences waiting
             tokens = min(len(sequence.tokens) - found * self.state.shape.chunk_tokens, self._step_tokens())
             compute_s = self.pace.prefill_token_s / layers * tokens
-            if not ready or not may_start(
-                ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S if alone else 0.0
-            ):
+            if not ready or not may_start(ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S):
                 return False
         sequence.worth = None
         sequence.computed = found * self.state.shape.chunk_tokens

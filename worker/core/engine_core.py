@@ -7,6 +7,7 @@ delivers events, asks for a step, executes instructions, runs the step and repor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -24,8 +25,11 @@ from worker.core.saving import Saving
 from worker.core.scheduling import Scheduling
 from worker.core.sequence import Event, Sequence, State
 from worker.core.state import CoreState
+from worker.core.supply import FIXED
 from worker.core.turn_times import TurnTimes
 
+#: Longest time between two looks for memory that other models may have freed, in seconds.
+LOOKS_S = 0.05
 #: A step that takes more than this many times its expected time while other KV moves counts as slowed by that.
 SLOW = 1.1
 
@@ -43,9 +47,18 @@ class EngineCore:
         self.live: dict[str, Sequence] = {}
         self._arrivals = 0
         self._coming: dict[str, list[do.Coming]] = {}
-        self._stepping = False
+        #: The last turn gave a step.
+        self.stepping = False
+        #: Obtainable pages after the last turn without a step.
+        self._obtainable = 0
+        #: When the last turn began.
+        self._turned_s = 0.0
         #: Expected time of the step under way.
         self._expected_s = 0.0
+        #: Whether requests may get memory, and steps run: off while the model's weights are not here.
+        self.admits = self.computes = True
+        #: In the last turn no request could compute, or load, for lack of memory.
+        self.starved = False
         #: Number of live sequences at the last `quiet_steps`.
         self._quiet_live = 0
 
@@ -57,7 +70,13 @@ class EngineCore:
     @property
     def going_on(self) -> bool:
         """Whether the next turn has something to do without an event."""
-        return self._stepping or self.admission.restarted or self.prefetching.due
+        return self.admits and (self.stepping or self.admission.restarted or self.prefetching.due)
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether requests lacked memory in the last turn and more can be obtained since, from other models."""
+        waits = self.admits and self.live and not self.stepping
+        return bool(waits) and self.state.cache.obtainable > self._obtainable
 
     def interrupted(self) -> bool:
         """Whether a quiet stretch must end: a request came or left, or a hint or a waiting request may fit."""
@@ -71,13 +90,17 @@ class EngineCore:
     @property
     def quiet(self) -> bool:
         """No request is live and all write-back is done."""
-        return not self.live and not self.saving.busy and not self.prefetching.due
+        return not self.live and not self.saving.busy and not (self.admits and self.prefetching.due)
 
     def due_in_s(self, now: float) -> float:
         """Seconds until a turn may have something to do without an event; infinite if never."""
         self.state.now = now
+        if not self.admits:
+            return math.inf
         due_s, rest_s = max(self.prefetching.due_in_s, 0.0), self.scheduling.trials.rest_s(now)
         cache = self.state.cache
+        if self.live and cache.supply is not FIXED:  # another model may have let go of memory, or of its turn
+            due_s = min(due_s, max(self._turned_s + LOOKS_S - now, 0.0))
         if cache.hold_hinted and self.live:  # a request may wait for pages that only the end of a hint frees
             due_s = min(due_s, cache.standings.ends_s(now) - now)
         return due_s if rest_s is None else min(due_s, rest_s)
@@ -93,18 +116,27 @@ class EngineCore:
 
         enough: called after each admission while sequences run; True ends admission for this turn. It may call `take`.
         """
-        self.state.now, self.admission.restarted = now, False
+        self.state.now, self.admission.restarted, self.stepping = now, False, False
+        self._turned_s = now
         self.saving.expire()
+        self.state.cache.supply.waits(None)
+        if not self.admits:
+            self.starved = False
+            return None
+        self.scheduling.preempts = self.computes
         self.scheduling.admit(self.live.values(), enough)
         if self.prefetching.pump():
             self.scheduling.hints_load()
         trials = self.scheduling.trials
         tried = trials.told
-        batch = self.scheduling.batch(self.live.values())
+        batch = self.scheduling.batch(self.live.values()) if self.computes else []
         if trials.told != tried:
             self.state.out.append(do.Trial(trials.told))
-        self._stepping = bool(batch)
+        self.stepping = bool(batch)
+        loading = any(s.state is State.LOADING for s in self.live.values())
+        self.starved = self.computes and not batch and not loading and bool(self.live)
         if not batch:
+            self._obtainable = self.state.cache.obtainable
             return None
         ahead = self.saving.ahead_of(batch)
         self._coming = {s.request.request_id: coming for s, _ in batch if (coming := self._awaited_layers(s))}
@@ -321,7 +353,7 @@ class EngineCore:
     def counts(self) -> Counts:
         """Current load, for the scheduler."""
         sequences, cache = self.live.values(), self.state.cache
-        free = cache.available()
+        free = min(cache.available(), cache.pool.total)  # a model that is not here could also have its weights' memory
         running = sum(s.state is State.RUNNING for s in sequences)
         return Counts(
             running=running,
@@ -332,7 +364,7 @@ class EngineCore:
             prefill_token_s=self.pace.prefill_token_s,
             pages_total=cache.pool.total,
             pages_free=free,
-            pages_cached=free - cache.pool.free,
+            pages_cached=cache.cached,
             in_flight=tuple(self.live),
         )
 

@@ -14,6 +14,7 @@ Invariants (`validate`):
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
@@ -21,11 +22,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contracts.ids import SessionKey
-from contracts.memory.victim_order import Rank
+from contracts.memory.victim_order import Rank, Standing
 from worker.core.block import NO_PAGE, Block, Reach, SaveState
+from worker.core.emptied import slabs_to_empty
 from worker.core.page_counts import PageCounts
 from worker.core.pages import PagePool
 from worker.core.standings import Standings
+from worker.core.supply import FIXED, Supply
 from worker.core.victims import Limit, Victims, victims, within_parts
 
 #: Without a limit, `make_room` purges up to this many times what is needed, so that the next calls need not search.
@@ -38,7 +41,8 @@ MOST_WEIGHTS = 10_000
 
 @dataclass(slots=True)
 class HbmCache:
-    """The blocks of one model, over one PagePool. layer_priority: off, whole chunks are purged.
+    """The blocks of one model, over one PagePool. layer_priority: off, whole chunks are purged. supply: the rest of the
+    device's memory.
 
     hold_hinted: pages loaded for a live hint are not purged before a request has used them; the opposite of cooperative
     memory.
@@ -58,6 +62,7 @@ class HbmCache:
     hits: int = 0
     #: Weights of tenants that have sent requests; 1 for others.
     weights: dict[str, float] = field(default_factory=dict)
+    supply: Supply = FIXED
     _counts: PageCounts = field(default_factory=PageCounts)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
@@ -225,32 +230,56 @@ class HbmCache:
 
     # ---- room --------------------------------------------------------------------------------------------------
     def make_room(self, pages: int, now: float, below: Limit | None = None, tenant: str | None = None) -> bool:
-        """Purge until `pages` pages are free. Returns False and changes nothing if that is impossible.
+        """Make `pages` pages free: of the device's unused memory, else by purging, here or in other models' caches,
+        what is worth least. Returns False, having purged nothing here, if that is impossible.
 
         below: for a prefetch, only victims that rank under this (rank, -priority, -layer). tenant: the prefetch's;
         beyond its share it displaces nothing that others hold within theirs. The order is that of
         `worker.core.victims`.
         """
+        self.supply.grow(pages - self.pool.free)
         short = pages - self.pool.free
         if short <= 0:
             return True
-        if self._counts.now + self._counts.hinted < short:
+        if self._counts.now + self._counts.hinted + self.supply.cached() < short:
             return False
         found = self._victims(now, below, tenant)
+        limit = None if below is None else Standing(Rank(below[0]), below[1], -math.inf)
+        if (coldest := found.coldest()) is not None:
+            self.supply.purge(short, now, coldest if limit is None else min(coldest, limit))
+        self.supply.purge(pages - self.pool.free - found.total, now, limit)
+        short = pages - self.pool.free
         if found.total < short:
             return False
-        short -= self._drop_unsaved(found.unsaved, short, now)
+        short -= self._drop_unsaved(found.unsaved, short, now) if short > 0 else 0
         spare = 0 if below is not None else min(found.pages, self.pool.total // 64, _SPARE_TIMES * short)
         for rank, block, layers in found.first(max(short, spare)) if short > 0 else ():
-            self.purged[rank] += len(layers)
-            self._strip(block, layers)
-            if not block.ready.any():
-                self._drop(block)
+            self._purge(rank, block, layers)
         return True
+
+    def empty_slabs(self, slabs: int, now: float, under: Standing | None = None) -> None:
+        """Purge the pages of up to `slabs` slabs, for another model. under: only what ranks under it, and is not kept
+        for its tenant."""
+        ranked = self._victims(now, None, None).ranked()
+        for block, layers, rank in [
+            (each.block, each.layers, each.of.standing.rank)
+            for each in slabs_to_empty(ranked, self.pool, slabs, by_layer=self.layer_priority, under=under)
+        ]:
+            if block.unsaved:
+                self.purged[Rank.UNSAVED] += block.held
+                self._drop(block)
+            else:
+                self._purge(rank, block, layers)
+
+    def _purge(self, rank: Rank, block: Block, layers: list[int]) -> None:
+        self.purged[rank] += len(layers)
+        self._strip(block, layers)
+        if not block.ready.any():
+            self._drop(block)
 
     def room(self, now: float, below: Limit, tenant: str | None = None) -> int:
         """Pages that `make_room` could provide with these arguments."""
-        return self.pool.free + self._victims(now, below, tenant).total
+        return self.pool.free + self.supply.unused() + self._victims(now, below, tenant).total
 
     def weigh(self, tenant: str, weight: float) -> None:
         """Record the tenant's weight."""
@@ -294,8 +323,13 @@ class HbmCache:
         return freed
 
     def available(self) -> int:
-        """Pages that are free or purgeable now."""
-        return self.pool.free + self._counts.now
+        """Pages that are free or purgeable now, here or in the rest of the device."""
+        return self.pool.free + self._counts.now + self.supply.unused() + self.supply.cached()
+
+    @property
+    def cached(self) -> int:
+        """Pages that are purgeable now."""
+        return self._counts.now
 
     def coming(self) -> int:
         """Unused pages that become purgeable when their save or load ends."""
@@ -304,7 +338,7 @@ class HbmCache:
     @property
     def obtainable(self) -> int:
         """Pages that are free or will be, without preemption."""
-        return self.pool.free + self._counts.now + self._counts.later
+        return self.available() + self._counts.later
 
     def validate(self, in_use: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. `in_use`: private blocks of sequences."""

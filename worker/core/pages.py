@@ -5,7 +5,7 @@ so that purging last layers frees whole slabs. A page comes from the fullest sla
 slab (which must then be mapped), else from another band's.
 
 A pool has address space for `slab_count` slabs and may hold `limit` of them. A smaller limit unmaps unused slabs at
-once and others when they become empty.
+once and others when they become empty. `reach` is the limit that it could get from the rest of the device.
 
 Invariants: a page is free in exactly one slab or taken; a slab that is not mapped has no taken page; more slabs than
 the limit are mapped only while all of them are used.
@@ -13,7 +13,8 @@ the limit are mapped only while all of them are used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import heapq
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,11 @@ Pages = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Slab:
+    """A mapped slab. band: -1 while no page is taken."""
+
     number: int
-    mapped: bool = False
+    free: list[int]
     band: int = -1
-    free: list[int] = field(default_factory=list)
 
 
 class PagePool:
@@ -42,19 +44,27 @@ class PagePool:
         self.pages_per_slab, self.layers = pages_per_slab, layers
         self.bands = max(1, min(bands, layers))
         self.slab_count = self._limit = slab_count
-        #: Slabs that are mapped, or in `to_map`.
-        self.held = 0
+        self.reach = 0
         #: Pages that hold a piece.
         self.taken = 0
         self.to_map: list[int] = []
         self.to_unmap: list[int] = []
-        self._slabs = [
-            _Slab(i, free=list(range((i + 1) * pages_per_slab - 1, i * pages_per_slab - 1, -1)))
-            for i in range(slab_count)
-        ]
-        #: Slabs without a taken page: mapped, and not mapped.
-        self._idle, self._unmapped = list[int](), list(range(slab_count - 1, -1, -1))
+        #: Slabs that are mapped, or in `to_map`, by number; those of them without a taken page.
+        self._slabs: dict[int, _Slab] = {}
+        self._idle: list[int] = []
+        #: Slabs that are not mapped: from `_fresh` on, and those that once were (a heap).
+        self._fresh, self._returned = 0, list[int]()
         self._open: list[set[int]] = [set() for _ in range(self.bands)]  # used slabs of a band with a free page
+
+    @property
+    def held(self) -> int:
+        """Slabs that are mapped, or in `to_map`."""
+        return len(self._slabs)
+
+    @property
+    def used(self) -> int:
+        """Slabs with a taken page."""
+        return len(self._slabs) - len(self._idle)
 
     @property
     def limit(self) -> int:
@@ -63,14 +73,13 @@ class PagePool:
 
     @property
     def total(self) -> int:
-        """Maximum number of pages."""
-        return self._limit * self.pages_per_slab
+        """Maximum number of pages, with what the rest of the device could give."""
+        return max(self._limit, self.reach) * self.pages_per_slab
 
     @property
     def free(self) -> int:
         """Pages that can be taken now, in used slabs and in slabs that may still be used."""
-        used = self.held - len(self._idle)
-        return max(self._limit, used) * self.pages_per_slab - self.taken
+        return max(self._limit, self.used) * self.pages_per_slab - self.taken
 
     def set_limit(self, slabs: int) -> None:
         """Set the limit. Raises ValueError beyond the address space."""
@@ -89,7 +98,7 @@ class PagePool:
         band = self.band_of(layer)
         slab = self._fullest(band)
         if slab is None and self._may_begin:
-            slab = self._slabs[self._idle.pop() if self._idle else self._map()]
+            slab = self._slabs[self._idle.pop()] if self._idle else self._map()
             slab.band = band
             self._open[band].add(slab.number)
         if slab is None:
@@ -105,8 +114,8 @@ class PagePool:
     def give(self, pages: list[int]) -> None:
         """Return taken pages. Raises ValueError on a page that is free already."""
         for page in pages:
-            slab = self._slabs[page // self.pages_per_slab]
-            if slab.band < 0 or page in slab.free:
+            slab = self._slabs.get(page // self.pages_per_slab)
+            if slab is None or slab.band < 0 or page in slab.free:
                 raise ValueError(f"page {page} is not taken")
             slab.free.append(page)
             self.taken -= 1
@@ -120,22 +129,35 @@ class PagePool:
             else:
                 self._open[slab.band].add(slab.number)
 
+    def taken_by_slab(self) -> Pages:
+        """Number of taken pages of each slab, int64 `[slabs]`, up to the highest mapped one."""
+        found = np.zeros(max(self._slabs, default=-1) + 1, np.int64)
+        for number, slab in self._slabs.items():
+            found[number] = self.pages_per_slab - len(slab.free)
+        return found
+
+    def band_of_slab(self, slab: int) -> int:
+        """The band that fills a mapped slab; -1: none."""
+        return self._slabs[slab].band
+
     @property
     def _may_begin(self) -> bool:
         """Whether one more slab may be used. An idle one counts as held already."""
-        return bool(self._idle) or (self.held < self._limit and bool(self._unmapped))
+        return bool(self._idle) or self.held < min(self._limit, self.slab_count)
 
-    def _map(self) -> int:
-        number = self._unmapped.pop()
-        self._slabs[number].mapped = True
-        self.held += 1
+    def _map(self) -> _Slab:
+        if self._returned:
+            number = heapq.heappop(self._returned)
+        else:
+            number, self._fresh = self._fresh, self._fresh + 1
+        first = number * self.pages_per_slab
+        slab = self._slabs[number] = _Slab(number, list(range(first + self.pages_per_slab - 1, first - 1, -1)))
         _ask(number, self.to_map, self.to_unmap)
-        return number
+        return slab
 
     def _unmap(self, number: int) -> None:
-        self._slabs[number].mapped = False
-        self._unmapped.append(number)
-        self.held -= 1
+        del self._slabs[number]
+        heapq.heappush(self._returned, number)
         _ask(number, self.to_unmap, self.to_map)
 
     def _fullest(self, band: int) -> _Slab | None:
@@ -144,19 +166,17 @@ class PagePool:
 
     def validate(self) -> None:
         """Raise AssertionError when the ledger contradicts itself."""
-        assert self.taken == sum(self.pages_per_slab - len(s.free) for s in self._slabs)
-        assert self.held == sum(s.mapped for s in self._slabs)
+        slabs = self._slabs.values()
+        assert self.taken == sum(self.pages_per_slab - len(s.free) for s in slabs)
         assert self.held <= self._limit or not self._idle, "memory is kept beyond the limit"
         assert not set(self.to_map) & set(self.to_unmap)
-        for s in self._slabs:
+        assert set(self._slabs) | set(self._returned) == set(range(self._fresh)), "a slab is mapped and not, or neither"
+        assert len(self._slabs) + len(self._returned) == self._fresh <= self.slab_count
+        assert sorted(self._idle) == sorted(s.number for s in slabs if s.band < 0)
+        for s in slabs:
             assert len(set(s.free)) == len(s.free)
             assert all(p // self.pages_per_slab == s.number for p in s.free)
-            used = len(s.free) < self.pages_per_slab
-            assert used == (s.band >= 0)
-            assert (s.number in self._idle) == (s.mapped and not used) and (s.number in self._unmapped) == (
-                not s.mapped
-            )
-            assert not used or s.mapped
+            assert (len(s.free) < self.pages_per_slab) == (s.band >= 0)
             for band, numbers in enumerate(self._open):
                 assert (s.number in numbers) == (band == s.band and bool(s.free))
 

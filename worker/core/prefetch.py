@@ -107,6 +107,11 @@ class Offers:
         """When the next band may be requested; infinite: not without an event."""
         return min((offer.from_s for offer in self.waiting.values()), default=math.inf)
 
+    def next_arrival_s(self, now: float) -> float:
+        """When the next request of these hints is expected; infinite: none."""
+        offers = (*self.waiting.values(), *self.stalled.values())
+        return min((offer.arrival_s for offer in offers if offer.expires_s > now), default=math.inf)
+
     def unasked(self, offer: Offer) -> int:
         """Pages of the offer that were not requested and are not in HBM."""
         every = range(layers_of(offer.band, self._layers, self._bands).start, self._layers)

@@ -86,6 +86,10 @@ class Prefetching:
         """Number of hinted sessions that wait for room in HBM."""
         return len(self._offers.stalled)
 
+    def next_arrival_s(self, now: float) -> float:
+        """When the next hinted request is expected; infinite if there is none."""
+        return self._offers.next_arrival_s(now)
+
     @property
     def due(self) -> bool:
         """Whether `pump` has something to try."""

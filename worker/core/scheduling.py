@@ -17,7 +17,7 @@ from contracts.turn_times import Phase
 from worker.core.admission import Admission
 from worker.core.batching import Budget, choose, due_s, mixed_tokens
 from worker.core.fairness import Company, Group, Service, Shares, group_of, in_turns
-from worker.core.preemption import holding, spare_pages, victim
+from worker.core.preemption import holding, spare_pages, together, victim
 from worker.core.queue import Queue
 from worker.core.saving import Saving
 from worker.core.sequence import Event, Sequence, State
@@ -42,6 +42,8 @@ class Scheduling:
         #: Recomputed tokens, by the event that took their sequence off the device.
         self.recomputed_tokens: Counter[Event] = Counter()
         self.trials = Trials()
+        #: Whether a waiting sequence may preempt others. Off while nothing computes: they would only change places.
+        self.preempts = True
         #: Service of each group; groups here lately; shares (None: out of date); weights by group.
         self.service, self.company = Service(), Company()
         self._shares: Shares | None = None
@@ -103,7 +105,8 @@ class Scheduling:
         for s in self._in_order(waiting, len(here)) if self._may_admit(waiting, here) else ():
             if self.state.policy.cache and awaits_prompt(s, live, self.state.shape.chunk_tokens):
                 continue
-            if self._must_wait_for_pages(s, here):
+            first = self.state.cache.supply.comes_first((s.request.priority, s.arrival_s))
+            if first or self._must_wait_for_pages(s, here):
                 s.times.enter(Phase.MEMORY, self.state.now)
                 self._closed_at = None
                 break
@@ -230,8 +233,12 @@ class Scheduling:
                         and other in share.beyond
                         and self.service.of(group_of(other)) >= served
                     ]
-            if not self._preempt(giving, here, lacking):
+            if not self.preempts or not (
+                self._preempt(giving, here, lacking) or self._displace(s, math.inf, lacking, giving)
+            ):
                 s.times.enter(Phase.MEMORY if lacking else Phase.QUEUE, d.now)
+                if lacking:
+                    d.cache.supply.waits((priority, s.arrival_s))
                 return False
 
     # ---- batches -----------------------------------------------------------------------------------------------
@@ -276,7 +283,8 @@ class Scheduling:
         """False if there is no room now. Sequences preempted meanwhile need no pages."""
         while s.state is _RUNNING and (lacking := self.admission.extend(s, upto_tokens)):
             rank = self._rank(s, here)
-            if not self._preempt([other for other in here if self._rank(other, here) > rank], here, lacking):
+            giving = [other for other in here if self._rank(other, here) > rank]
+            if not self._preempt(giving, here, lacking) and not self._displace(s, s.arrival_s, lacking, giving):
                 return False
         return True
 
@@ -308,12 +316,31 @@ class Scheduling:
         s = victim(holdings, lacking, self.state.cache.coming() if lacking else 0, beyond)
         if s is None:
             return False
+        self._take_off(s)
+        here.remove(s)
+        return True
+
+    def _take_off(self, s: Sequence) -> None:
         self.preemptions += 1
         self.dropped_tokens += max(s.computed - self.saving.keep(s), 0)
         self.admission.restart(s, Event.PREEMPTED)
-        here.remove(s)
         self._shares = None
-        return True
+
+    def _displace(self, s: Sequence, arrival_s: float, lacking: int, giving: list[Sequence]) -> bool:
+        """Preempt a sequence of another model for one of this one, whose candidates `giving` hold too few pages."""
+        pages = lacking - together(giving) - self.state.cache.coming() if lacking else 0
+        return pages > 0 and self.state.cache.supply.displace(self.state.now, s.request.priority, arrival_s, pages)
+
+    def give_way(self, candidates: list[Sequence], sequences: Iterable[Sequence], pages: int) -> bool:
+        """Preempt one of the candidates for another model that lacks `pages` pages, or what they hold if it is less.
+        False if it is better to wait."""
+        coming = self.state.cache.coming()
+        return self._preempt(candidates, _on_device(sequences), min(pages, together(candidates) + coming))
+
+    def halt(self, here: Iterable[Sequence]) -> None:
+        """Preempt all of these."""
+        for s in here:
+            self._take_off(s)
 
 
 def _is_new(s: Sequence) -> bool:

@@ -32,6 +32,8 @@ class Standings:
     """Advisories and last uses, by session."""
 
     advice: dict[SessionKey, Advice] = field(default_factory=dict)
+    #: The last use of any session.
+    latest_s: float = -math.inf
     _last_use: dict[SessionKey, float] = field(default_factory=dict)
 
     def advise(self, session: SessionKey, priority: int, until_s: float, now: float) -> None:
@@ -63,6 +65,7 @@ class Standings:
         """The session's cache is used now."""
         self._last_use.pop(session, None)
         self._last_use[session] = now
+        self.latest_s = max(self.latest_s, now)
         _forget_half(self._last_use)
 
     def of(self, session: SessionKey, now: float) -> Standing:

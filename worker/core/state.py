@@ -55,12 +55,17 @@ class CoreState:
         """A new id for a load or a save."""
         return next(self.ids)
 
-    def back(self) -> None:
-        """Emit the pool's pending unmaps and maps. Call before new pages are touched."""
+    def unmap(self) -> None:
+        """Emit the pool's pending unmaps. Call before another model maps what this one has given up."""
         pool = self.cache.pool
         if pool.to_unmap:
             self.out.append(do.UnmapSlabs(pool.to_unmap))
             pool.to_unmap = []
+
+    def back(self) -> None:
+        """Emit the pool's pending unmaps and maps. Call before new pages are touched."""
+        self.unmap()
+        pool = self.cache.pool
         if pool.to_map:
             self.out.append(do.MapSlabs(pool.to_map))
             pool.to_map = []

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from contracts.memory.victim_order import Rank, Standing
+from contracts.memory.victim_order import NOBODY, Rank, Standing
 from worker.core.block import Block
 from worker.core.standings import Standings
 
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 Limit = tuple[int, int, int]
 #: How long after its last use a cache counts as in use, in seconds: a pause in a conversation.
 KEPT_S = 300.0
+
+
+class Ranked(NamedTuple):
+    """A block that may lose pages. kept: for its tenant; such blocks leave last. Unsaved ones stand as NOBODY."""
+
+    kept: bool
+    standing: Standing
+    block: Block
 
 
 @dataclass(slots=True)
@@ -75,6 +83,24 @@ class Victims:
                 going.setdefault(at, []).append(top - depth)
             chosen += [(Rank(group[1]), blocks[at], layers) for at, layers in going.items()]
         return chosen
+
+    def ranked(self) -> list[Ranked]:
+        """All of them, in ascending order of worth, without regard to layers."""
+        saved = [
+            Ranked(kept, Standing(Rank(rank), urgency, last_use_s), block)
+            for kept, rank, urgency in sorted(self._groups)
+            for last_use_s, _, block in sorted(self._groups[kept, rank, urgency], key=lambda v: v[:2])
+        ]
+        return [Ranked(False, NOBODY, block) for block in self.unsaved] + saved
+
+    def coldest(self) -> Standing | None:
+        """Standing of what leaves first, apart from layers; None: nothing may leave."""
+        if self.unsaved:
+            return NOBODY
+        if not self._groups:
+            return None
+        first = min(self._groups)
+        return Standing(Rank(first[1]), first[2], min(last_use_s for last_use_s, _, _ in self._groups[first]))
 
     def _first_layer(self, group: tuple[int, int]) -> int:
         """The lowest layer that may leave in a group of (rank, -priority); larger than any layer if none may."""

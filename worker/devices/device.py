@@ -6,13 +6,16 @@ device is chosen.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
 from contracts.errors import ConfigError
@@ -27,11 +30,13 @@ from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.device_memory import DeviceMemory, host_memory
 from worker.memory.paged_kv import PagedKv
+from worker.models.filling import Copy
 from worker.models.load import Model
 from worker.models.weights import Pack
 
 if TYPE_CHECKING:
     from worker.memory.cuda_copier import CudaCopier
+    from worker.memory.cuda_streams import CudaStream
 
 log = telemetry.logger("worker.devices.device")
 _WIDEST_HEAD = 256
@@ -45,6 +50,10 @@ class Device(Protocol):
     memory: DeviceMemory
     pack: Pack | None
     niceness: int
+    #: Identifies the layout of packed weights.
+    layout: str
+    #: Copies weights from host memory.
+    copy: Copy
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """The runner of `model` over `kv`, and the copier of kv's pages. Called once."""
@@ -124,6 +133,8 @@ class _Host:
             )
         self.computes = "native" if self._kernels else "torch"
         self.pack: Pack | None = self._kernels.pack if self._kernels else None
+        self.layout = f"{self.computes}/{self._kernels.products[0] if self._kernels else ''}"
+        self.copy: Copy = ctypes.memmove
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Device.movers`."""
@@ -152,6 +163,8 @@ class _Cuda:
                 )
         self._worker, granule = config.worker, config.worker.granule_bytes
         self._queue, self._driver = CudaQueue(), CudaDriver()
+        self._copying = threading.Lock()
+        self._weights_stream: CudaStream | None = None
         wanted = int(config.kv.hbm_gib * GIB) // granule * granule
         free, total = self._driver.free_bytes()
         if wanted > free:
@@ -164,7 +177,8 @@ class _Cuda:
             self.memory: DeviceMemory = cuda_memory(self._driver, wanted, granule, self._queue.device)
         except ValueError as e:
             raise ConfigError(f"worker.granule_bytes = {granule}, kv.hbm_gib = {config.kv.hbm_gib}: {e}") from e
-        self.computes = "cuda"
+        self.computes = self.layout = "cuda"
+        self.copy: Copy = self._copy_weights
         self.pack: Pack | None = None
         self.niceness = 0  # the thread launches kernels and computes little itself
 
@@ -187,6 +201,16 @@ class _Cuda:
     def copier(self, kv: PagedKv) -> Copier:
         """See `Device.copier`."""
         return self._copier(kv)
+
+    def _copy_weights(self, to: int, source: int, bytes_: int) -> None:
+        from worker.memory.cuda_streams import CudaStream
+
+        with self._copying:
+            if self._weights_stream is None:
+                self._weights_stream = CudaStream(self._driver, self._queue.device)
+            self._weights_stream.copy(np.array([to]), np.array([source]), bytes_)
+            mark = self._weights_stream.mark()
+        mark.wait()
 
     def _copier(self, kv: PagedKv) -> CudaCopier:
         from worker.memory.cuda_copier import CudaCopier

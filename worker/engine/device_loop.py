@@ -6,12 +6,14 @@ Only one engine computes at a time, so two steps never share the device. A turn 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 
 from runtime import telemetry
 from runtime.niceness import step_back
 from worker.engine.engine import NativeEngine
+from worker.engine.placing import Placing
 
 log = telemetry.logger("worker.engine.device_loop")
 #: Maximum sleep, in seconds, so that a silent store is noticed.
@@ -22,14 +24,18 @@ class DeviceLoop:
     """See the module. niceness: of its thread (`runtime.niceness`). on_crash: called with an engine's exception; ends
     the thread."""
 
-    def __init__(self, engines: Sequence[NativeEngine], niceness: int = 0) -> None:
-        self.engines = tuple(engines)
+    def __init__(self, engines: Sequence[NativeEngine], niceness: int = 0, placing: Placing | None = None) -> None:
+        """placing: decides whose weights are on the device; None: all are, always."""
+        self.engines, self.placing = tuple(engines), placing
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self._niceness = niceness
         self._stopping = False
         self._woken = threading.Event()
+        if placing is not None:
+            placing.woken = self._woken.set
         for engine in self.engines:
             engine.inbox.woken = self._woken.set
+        share_memory(self.engines, placing)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -41,6 +47,8 @@ class DeviceLoop:
         self._stopping = True
         self._woken.set()
         self._thread.join(timeout=5)
+        if self.placing is not None:
+            self.placing.stop()
 
     def _main(self) -> None:
         step_back(self._niceness)
@@ -53,11 +61,34 @@ class DeviceLoop:
 
     def _round(self) -> None:
         self._woken.clear()
+        due_s = IDLE_S
+        if self.placing is not None:
+            self.placing.turn(functools.partial(unmap_for, self.engines))
+            due_s = min(IDLE_S, self.placing.residency.due_in_s(self.placing.clock.now()))
         busy = [engine for engine in self.engines if engine.due_in_s() <= 0]
         if not busy:
             for engine in self.engines:
                 engine.rest()
-            if not self._woken.wait(min(IDLE_S, *(engine.due_in_s() for engine in self.engines))):
+            if not self._woken.wait(min(due_s, *(engine.due_in_s() for engine in self.engines))):
                 busy = list(self.engines)
         for engine in busy:
             engine.turn()
+
+
+def unmap_for(engines: Sequence[NativeEngine], engine: NativeEngine | None = None) -> None:
+    """All engines but `engine` unmap what they have given up."""
+    for other in engines:
+        if other is not engine:
+            other.let_go()
+
+
+def share_memory(engines: Sequence[NativeEngine], placing: Placing | None = None) -> None:
+    """Before one of these engines maps memory, the others unmap what they have given up, and weights leave."""
+
+    def make_way(engine: NativeEngine) -> None:
+        unmap_for(engines, engine)
+        if placing is not None:
+            placing.execute(functools.partial(unmap_for, engines, engine))
+
+    for engine in engines:
+        engine.executor.make_way = functools.partial(make_way, engine)

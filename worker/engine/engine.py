@@ -162,13 +162,18 @@ class NativeEngine:
 
     def due_in_s(self) -> float:
         """Seconds until a turn has something to do; infinite: not without an event."""
-        if self.core.going_on or not self.inbox.empty():
+        if self.core.going_on or not self.inbox.empty() or self.core.may_fit:
             return 0.0
         return self.core.due_in_s(self.executor.clock.now())
 
     def rest(self) -> None:
         """It gets no turn for a while: no progress is expected."""
         self.stepping.beats.rests()
+
+    def let_go(self) -> None:
+        """Unmap what another model of the device has taken over. On the device's thread, between turns."""
+        self.core.state.unmap()
+        self._execute()
 
     def turn(self) -> None:
         """Take events, admit, and run one step if any sequence can compute."""

@@ -26,7 +26,8 @@ log = telemetry.logger("worker.engine.executor")
 
 @dataclass(slots=True)
 class Executor:
-    """One engine's pages and store. salt_of: a tenant's chunk-key salt."""
+    """One engine's pages and store. salt_of: a tenant's chunk-key salt. make_way: unmaps what other models of the
+    device have given up."""
 
     shape: KvShape
     kv: PagedKv
@@ -37,6 +38,7 @@ class Executor:
     settings: KvSection
     salt_of: Callable[[str], bytes]
     link: StoreLink | None = None
+    make_way: Callable[[], None] = lambda: None
     #: Progress of the next step.
     progress: StepProgress = field(default_factory=StepProgress)
 
@@ -62,11 +64,12 @@ class Executor:
                 manifest.last_use_s = self.clock.wall() - (self.clock.now() - ended_s)
                 self._send(turn=kvstore_pb2.Turn(manifest=manifest_to_wire(manifest)))
             case do.MapSlabs(slabs):
+                self.make_way()
                 for slab in slabs:
                     self.kv.map_slab(slab)
             case do.UnmapSlabs(slabs):
                 for slab in slabs:
-                    self.kv.unmap_slab(slab)
+                    self.kv.unmap_slab(slab, keep=True)
             case do.HbmHolds():
                 self._holds(instruction)
             case do.Note(text, fields, bad):

@@ -34,7 +34,7 @@ class CudaMemory:
         """See `PhysicalMemory.release`."""
         self._driver.free(address, bytes_)
 
-    def show(self, address: int, granules: Sequence[int]) -> None:
+    def show(self, address: int, granules: Sequence[int], *, touch: bool = True) -> None:
         """See `PhysicalMemory.show`. Undone if the driver refuses part of it."""
         size, begun = self._granule_bytes, 0
         fresh = [granule for granule in granules if granule not in self._handles]

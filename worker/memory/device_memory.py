@@ -137,9 +137,8 @@ class Span:
         self.address = memory.physical.reserve(self.bytes)
         self._at: dict[int, int] = {}
 
-    def map(self, at_granule: int, granules: Sequence[int]) -> None:
-        """Maps held `granules` from granule `at_granule` of this span on. Allocates their memory now, not on first
-        touch.
+    def map(self, at_granule: int, granules: Sequence[int], *, touch: bool = True) -> None:
+        """Maps held `granules` from granule `at_granule` of this span on. touch: see `PhysicalMemory.show`.
 
         Raises GranuleMisuse, changing nothing, when a granule is not held for this span's owner, or the place is in use
         or outside the span.
@@ -150,7 +149,7 @@ class Span:
             raise GranuleMisuse(
                 f"span {self.number} shows something in {at_granule}..{at_granule + len(granules)} already"
             )
-        self.memory.physical.show(self.address + at_granule * self.memory.granule_bytes, granules)
+        self.memory.physical.show(self.address + at_granule * self.memory.granule_bytes, granules, touch=touch)
         self._at.update(zip(itertools.count(at_granule), granules, strict=False))
         self.memory.ledger.mapped(granules)
 

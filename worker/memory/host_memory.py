@@ -44,11 +44,11 @@ class HostMemory:
         """See `PhysicalMemory.release`."""
         mappings.release(address, bytes_)
 
-    def show(self, address: int, granules: Sequence[int]) -> None:
+    def show(self, address: int, granules: Sequence[int], *, touch: bool = True) -> None:
         """See `PhysicalMemory.show`."""
         size = self._granule_bytes
         for first, count in _runs(granules):
-            mappings.show_file(address, count * size, self._fd, first * size)
+            mappings.show_file(address, count * size, self._fd, first * size, touch=touch)
             address += count * size
 
     def hide(self, address: int, count: int) -> None:

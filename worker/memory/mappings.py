@@ -21,9 +21,11 @@ def reserve(bytes_: int) -> int:
     return _mmap(None, bytes_, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
 
 
-def show_file(address: int, bytes_: int, fd: int, offset: int) -> None:
-    """Maps `bytes_` of a file from `offset` on at `address`, readable and writable, with its memory allocated."""
-    _mmap(address, bytes_, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE, fd, offset)
+def show_file(address: int, bytes_: int, fd: int, offset: int, *, touch: bool = True) -> None:
+    """Maps `bytes_` of a file from `offset` on at `address`, readable and writable. touch: allocates its memory now,
+    not on first access."""
+    flags = mmap.MAP_SHARED | _MAP_FIXED | (_MAP_POPULATE if touch else 0)
+    _mmap(address, bytes_, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
 
 
 def hide(address: int, bytes_: int) -> None:

@@ -29,8 +29,9 @@ class PhysicalMemory(Protocol):
         """Releases a range; everything in it must be hidden."""
         ...
 
-    def show(self, address: int, granules: Sequence[int]) -> None:
-        """Maps `granules` contiguously from `address` on. Granules without memory get zeroed memory now."""
+    def show(self, address: int, granules: Sequence[int], *, touch: bool = True) -> None:
+        """Maps `granules` contiguously from `address` on. Granules without memory get zeroed memory: now, or without
+        `touch` on first access where the system can do that."""
         ...
 
     def hide(self, address: int, count: int) -> None:

@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from contracts.errors import ConfigError
 from runtime.model_config import ModelConfig
-from worker.models.weights import Checkpoint, FileState
+from worker.models.checkpoint import Checkpoint, FileState
 
 #: Samples read from each file for the cache entry, evenly spaced, and their size.
 _SAMPLES, _SAMPLE_BYTES = 17, 4096

@@ -1,4 +1,4 @@
-"""Loads a model from a Hugging Face directory into device memory, in the type in which it is served."""
+"""A model from a Hugging Face directory: its weights' places in device memory, in the type in which it is served."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from contracts.kv import DTYPE_BYTES, KvShape, fingerprint
 from runtime.model_config import ModelConfig, load_config, read_json, token_ids
 from worker.core.granules import OutOfGranules, Owner, Use
 from worker.memory.device_memory import DeviceMemory
+from worker.models.checkpoint import Checkpoint
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.llama import RopeTable
-from worker.models.weights import Checkpoint, Pack, SlotTable, TopWeights, WeightSpan, layer_parts, top_parts
+from worker.models.weights import Pack, SlotTable, TopWeights, WeightSpan, layer_parts, top_parts
 
 #: With type `auto`, models with at most this many bytes of weights are served in float32.
 FLOAT32_LIMIT_BYTES = 64 << 20
@@ -22,10 +23,10 @@ FLOAT32_LIMIT_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class Model:
-    """A loaded model.
+    """A model, on the device or not.
 
-    layers: the slot table; layers may be unloaded and loaded again between steps.
-    weight_bytes: physical bytes of its weights when all layers are loaded.
+    layers: the slot table; layers may be unloaded and loaded again between steps. top, rope: valid while it is loaded.
+    spans: of the top weights, then of each layer. weight_bytes: physical bytes of its weights when all are loaded.
     """
 
     config: ModelConfig
@@ -36,7 +37,22 @@ class Model:
     rope: RopeTable
     max_tokens: int
     eos_ids: set[int]
+    spans: list[WeightSpan]
     weight_bytes: int
+
+    def map(self) -> None:
+        """Takes and maps granules for all weights, and sets the slots; the content comes later (`Filling`). Raises
+        OutOfGranules, when some may be mapped."""
+        for span in self.spans:
+            span.map()
+        for layer in range(len(self.layers)):
+            self.layers.fill_slot(layer)
+
+    def unload(self, *, keep: bool = True) -> None:
+        """Gives all granules of its weights back. No step may use them. keep: their memory stays allocated."""
+        for layer in range(len(self.layers)):
+            self.layers.unload_layer(layer, keep=keep)
+        self.spans[0].unload(keep=keep)
 
     def unload_layer(self, layer: int) -> int:
         """Gives the granules of `layer` back; returns their number."""
@@ -57,7 +73,44 @@ def load_model(
     pack: Pack | None = None,
     name: str = "",
 ) -> Model:
-    """Loads the model in `directory`, with its weights in `memory`, owned by `name` (empty: the directory's name).
+    """The model in `directory`, loaded. Arguments and errors are those of `lay_out`; also raises ConfigError when the
+    weights do not fit."""
+    model = lay_out(directory, memory, dtype, device, chunk_tokens, cache_dir, pack, name)
+    load(model, directory, memory)
+    return model
+
+
+def load(model: Model, directory: Path, memory: DeviceMemory) -> None:
+    """Load all weights from the checkpoint in `directory`. Raises ConfigError when they do not fit."""
+    try:
+        model.spans[0].load()
+        for n in range(model.config.layers):
+            model.load_layer(n)
+    except OutOfGranules:
+        raise too_large(directory, model, memory) from None
+
+
+def too_large(directory: Path, model: Model, memory: DeviceMemory) -> ConfigError:
+    """The error of weights that do not fit on the device."""
+    return ConfigError(
+        f"kv.hbm_gib: the weights of {directory} need {model.weight_bytes / 2**30:.2f} GiB of the device's "
+        f"{memory.total * memory.granule_bytes / 2**30:.2f} GiB; raise kv.hbm_gib to more than that, the KV "
+        "cache included"
+    )
+
+
+def lay_out(
+    directory: Path,
+    memory: DeviceMemory,
+    dtype: str,
+    device: str,
+    chunk_tokens: int,
+    cache_dir: Path | None,
+    pack: Pack | None = None,
+    name: str = "",
+) -> Model:
+    """The model in `directory`, with places for its weights in `memory`, owned by `name` (empty: the directory's name);
+    nothing is loaded.
 
     dtype, device: as configured (`worker.dtype`, `worker.device`). cache_dir: cache of weight digests. pack: lays out
     matrices for the kernels; the model then works with these kernels only. Raises ConfigError with the remedy.
@@ -70,41 +123,29 @@ def load_model(
     checkpoint = Checkpoint(directory)
     served = choose_dtype(dtype, checkpoint)
     owner = Owner(Use.WEIGHTS, name or directory.name)
-    layers = SlotTable(
-        [WeightSpan(memory, owner, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)]
-    )
+    layers = [WeightSpan(memory, owner, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)]
     top = WeightSpan(memory, owner, top_parts(checkpoint, config), served)
     checkpoint.check_all_taken()
-    weight_bytes = top.bytes + sum(layers.layer_granules(n) for n in range(config.layers)) * memory.granule_bytes
-    try:
-        views = top.load()
-        for n in range(config.layers):
-            layers.load_layer(n)
-    except OutOfGranules:
-        raise ConfigError(
-            f"kv.hbm_gib: the weights of {directory} need {weight_bytes / 2**30:.2f} GiB of the device's "
-            f"{memory.total * memory.granule_bytes / 2**30:.2f} GiB; raise kv.hbm_gib to more than that, the KV "
-            "cache included"
-        ) from None
     digest = model_digest(cached_weights_digest(checkpoint, cache_dir), config)
-    name = str(served).removeprefix("torch.")
+    dtype_name = str(served).removeprefix("torch.")
     return Model(
         config=config,
         shape=KvShape.of_heads(
-            fingerprint=fingerprint(digest, dtype=name, chunk_tokens=chunk_tokens),
+            fingerprint=fingerprint(digest, dtype=dtype_name, chunk_tokens=chunk_tokens),
             layers=config.layers,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             chunk_tokens=chunk_tokens,
-            dtype=name,
+            dtype=dtype_name,
         ),
         dtype=served,
-        layers=layers,
-        top=TopWeights(views["embedding"], views["norm"], views.get("head", views["embedding"])),
+        layers=SlotTable(layers),
+        top=TopWeights(top.views["embedding"], top.views["norm"], top.views.get("head", top.views["embedding"])),
         rope=RopeTable(config, served),
         max_tokens=config.max_tokens,
         eos_ids=find_eos_ids(directory, config),
-        weight_bytes=weight_bytes,
+        spans=[top, *layers],
+        weight_bytes=sum(span.bytes for span in (top, *layers)),
     )
 
 

@@ -1,9 +1,8 @@
 """Weights in device memory: each layer in one granule-aligned span, reached through a slot table.
 
 A layer's q, k and v projections are packed into one matrix, its gate and up projections into another. A span is filled
-from the checkpoint: its safetensors files stay privately mapped (in the page cache), and filling copies and converts to
-the served type. Filling again gives the same bytes. So files of a running worker must not be changed in place;
-replacing them by renaming is safe.
+from the checkpoint, which is packed and converted to the served type, or from a host image of these bytes
+(`worker.models.image`). Filling again gives the same bytes.
 
 Does not decide which layer lends its memory, or when.
 """
@@ -11,24 +10,19 @@ Does not decide which layer lends its memory, or when.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from contracts.errors import ConfigError, UpbeatError
-from runtime.model_config import ModelConfig, read_json
+from contracts.errors import UpbeatError
+from runtime.model_config import ModelConfig
 from worker.core.granules import Owner
 from worker.memory.device_memory import DeviceMemory, Span
-from worker.memory.tensors import MappedFiles, tensor_at
+from worker.memory.tensors import tensor_at
+from worker.models.checkpoint import Checkpoint
 
 _ALIGNMENT = 256
-#: Old checkpoints contain the rotary embedding's frequencies, which follow from the configuration.
-_DERIVED = ".rotary_emb.inv_freq"
 
 
 class LayerUnloaded(UpbeatError):
@@ -66,141 +60,6 @@ class TopWeights:
     head: torch.Tensor
 
 
-class FileState(NamedTuple):
-    """Identity and version of a file. A write changes `changed_ns`; a replacement changes `inode`."""
-
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, file: Path | int) -> FileState:
-        """The state of a path or an open file. Raises OSError."""
-        stat = os.stat(file)
-        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-
-
-class Checkpoint:
-    """The tensors of a directory's safetensors files (one file, or shards with an index), by name, mapped and not
-    copied.
-
-    states: of each file when it was opened. taken: names of requested tensors, for `check_all_taken`.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        """Raises ConfigError when files are missing, damaged, or do not match their index."""
-        index = directory / "model.safetensors.index.json"
-        single = directory / "model.safetensors"
-        where = self._sharded(index) if index.exists() and not single.exists() else None
-        self.files = [single] if where is None else [directory / name for name in sorted(set(where.values()))]
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.states: dict[Path, FileState] = {}
-        self.taken: set[str] = set()
-        for file in self.files:
-            remedy = (
-                f"{index.name} names it; download it too"
-                if where
-                else "give --model a directory with safetensors weights"
-            )
-            self._open(file, remedy)
-        self._mapped = MappedFiles(self.files)
-        for name, file_name in (where or {}).items():
-            if name not in self.tensors:
-                raise ConfigError(
-                    f"{directory / file_name} has no tensor {name}, which {index.name} says it has; download both again"
-                )
-
-    def _open(self, file: Path, when_missing: str) -> None:
-        try:
-            state = FileState.of(file)
-            with safe_open(file, framework="pt") as opened:
-                found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-            if FileState.of(file) != state:
-                raise ConfigError(f"{file} was changed while it was opened; start again when it is whole")
-        except FileNotFoundError:
-            raise ConfigError(f"{file} does not exist; {when_missing}") from None
-        except (SafetensorError, OSError) as e:
-            raise ConfigError(f"{file} is not a readable safetensors file: {e}; download it again") from e
-        twice = sorted(found.keys() & self.tensors.keys())
-        if twice:
-            raise ConfigError(f"{file} has tensor {twice[0]}, which another file has too; download the model again")
-        self.tensors |= found
-        self.states[file] = state
-
-    def is_unchanged(self) -> bool:
-        """Whether the files are those that were opened; False when they were replaced. Raises ConfigError when one was
-        written to, as its mapping has changed too."""
-        same = True
-        for file, state in self.states.items():
-            try:
-                now = FileState.of(file)
-            except OSError:
-                same = False
-                continue
-            if now[:2] == state[:2] and (now.size, now.modified_ns) != (state.size, state.modified_ns):
-                raise ConfigError(
-                    f"{file} was changed while it was read; start again when it is whole, and replace weights by "
-                    "renaming"
-                )
-            same = same and now == state
-        return same
-
-    @staticmethod
-    def _sharded(index: Path) -> dict[str, str]:
-        where = read_json(index).get("weight_map")
-        if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
-            raise ConfigError(f"{index}: weight_map must map tensor names to files; download the model again")
-        names = sorted(set(where.values()))
-        for name in names:
-            if Path(name).name != name:
-                raise ConfigError(f"{index}: {name!r} must be a file beside the index")
-        return {str(tensor): str(name) for tensor, name in where.items()}
-
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Drops the pages of one of these tensors from memory; reading it again loads them."""
-        self._mapped.forget(tensor)
-
-    def check_all_taken(self) -> None:
-        """Raises ConfigError for a tensor that was not requested: its architecture would differ from ours."""
-        extra = sorted(name for name in self.tensors.keys() - self.taken if not name.endswith(_DERIVED))
-        if extra:
-            more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-            raise ConfigError(
-                f"{self.files[0].parent}: the checkpoint has tensor {extra[0]}{more}, which its config.json does "
-                "not imply"
-            )
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all tensors in the checkpoint's types."""
-        return sum(t.numel() * t.itemsize for t in self.tensors.values())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type that holds most of the checkpoint's bytes."""
-        sizes: dict[torch.dtype, int] = {}
-        for tensor in self.tensors.values():
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel() * tensor.itemsize
-        return max(sizes, key=lambda d: sizes[d])
-
-    def get(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """The tensor `name`. Raises ConfigError unless it exists with this shape and a floating type."""
-        tensor = self.tensors.get(name)
-        self.taken.add(name)
-        if tensor is None:
-            raise ConfigError(
-                f"{self.files[0].parent}: the checkpoint has no tensor {name}; it does not fit its config.json"
-            )
-        if list(tensor.shape) != list(shape) or not tensor.is_floating_point():
-            raise ConfigError(
-                f"{self.files[0].parent}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, config.json "
-                f"implies {list(shape)}"
-            )
-        return tensor
-
-
 @dataclass(slots=True)
 class _Packed:
     """One tensor of a span: `sources` stacked along their first dimension. forget: called with a source after use."""
@@ -216,22 +75,31 @@ Pack = Callable[[str, Sequence[torch.Tensor], torch.Tensor], bool]
 
 
 class WeightSpan:
-    """Tensors packed into one span: laid out once, filled from the checkpoint as often as needed."""
+    """Tensors packed into one span: laid out once, filled as often as needed, always with the same bytes.
+
+    views: the tensors by field; valid while the span is loaded.
+    """
 
     def __init__(
         self, memory: DeviceMemory, owner: Owner, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None
     ) -> None:
         self.memory = memory
-        self._pack = pack
-        self._parts = parts
-        self._dtype = dtype
+        self._pack, self._parts, self._dtype = pack, parts, dtype
         self._offsets: list[int] = []
-        end = 0
+        #: Bytes of its tensors, a multiple of 256.
+        self.packed_bytes = 0
         for part in parts:
-            self._offsets.append(end)
-            end += -(-math.prod(part.shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        self.span: Span = memory.reserve(end, owner)
+            self._offsets.append(self.packed_bytes)
+            self.packed_bytes += -(-math.prod(part.shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self.span: Span = memory.reserve(self.packed_bytes, owner)
+        self.views = self._views_at(self.span.address, memory.device)
         self.loaded = False
+
+    def _views_at(self, address: int, device: torch.device) -> dict[str, torch.Tensor]:
+        return {
+            part.field: tensor_at(address + offset, self._dtype, part.shape, device)
+            for part, offset in zip(self._parts, self._offsets, strict=True)
+        }
 
     @property
     def bytes(self) -> int:
@@ -239,14 +107,27 @@ class WeightSpan:
         return self.span.bytes
 
     def load(self) -> dict[str, torch.Tensor]:
-        """Takes granules, fills them from the checkpoint and returns views by field. Raises OutOfGranules, changing
+        """Takes granules, fills them from the checkpoint and returns `views`. Raises OutOfGranules, changing
         nothing."""
+        self.map()
+        self.pack_into(self.views)
+        return self.views
+
+    def map(self) -> None:
+        """Takes granules and maps them, without touching memory; their content is undefined. Raises OutOfGranules,
+        changing nothing."""
         if not self.loaded:
-            self.span.map(0, self.memory.take(self.span.granules, self.span.owner))
+            self.span.map(0, self.memory.take(self.span.granules, self.span.owner), touch=False)
             self.loaded = True
-        views = {}
-        for part, offset in zip(self._parts, self._offsets, strict=True):
-            view = tensor_at(self.span.address + offset, self._dtype, part.shape, self.memory.device)
+
+    def pack_at(self, address: int) -> None:
+        """Writes the packed bytes from the checkpoint to host memory. Any thread."""
+        self.pack_into(self._views_at(address, torch.device("cpu")))
+
+    def pack_into(self, views: dict[str, torch.Tensor]) -> None:
+        """Writes the tensors from the checkpoint into `views`, in the kernels' layout. Any thread."""
+        for part in self._parts:
+            view = views[part.field]
             if self._pack is None or not self._pack(part.field, part.sources, view):
                 for place, source in zip(
                     torch.split(view, [len(source) for source in part.sources]), part.sources, strict=True
@@ -254,15 +135,13 @@ class WeightSpan:
                     place.copy_(source)
             for source in part.sources:
                 part.forget(source)
-            views[part.field] = view
-        return views
 
-    def unload(self) -> int:
-        """Gives the granules back; returns their number. Views become invalid."""
+    def unload(self, *, keep: bool = False) -> int:
+        """Gives the granules back; returns their number. Views become invalid. keep: their memory stays allocated."""
         if not self.loaded:
             return 0
         granules = self.span.unmap(0, self.span.granules)
-        self.memory.give(granules)
+        self.memory.give(granules, keep=keep)
         self.loaded = False
         return len(granules)
 
@@ -314,12 +193,18 @@ class SlotTable:
         """Fills the layer's span and sets its slot; no effect when loaded. Raises OutOfGranules, changing nothing, when
         too few are free."""
         if self._slots[layer] is None:
-            self._slots[layer] = LayerWeights(**self._spans[layer].load())
+            self._spans[layer].load()
+            self.fill_slot(layer)
 
-    def unload_layer(self, layer: int) -> int:
-        """Clears the slot and gives the layer's granules back; returns their number. The layer must not be in use."""
+    def fill_slot(self, layer: int) -> None:
+        """The layer's span has been filled, or will be when `before_use` returns: sets its slot."""
+        self._slots[layer] = LayerWeights(**self._spans[layer].views)
+
+    def unload_layer(self, layer: int, *, keep: bool = False) -> int:
+        """Clears the slot and gives the layer's granules back; returns their number. The layer must not be in use.
+        keep: see `WeightSpan.unload`."""
         self._slots[layer] = None
-        return self._spans[layer].unload()
+        return self._spans[layer].unload(keep=keep)
 
 
 def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list[_Packed]:

@@ -1,0 +1,98 @@
+"""Three models on a device that holds two at most: every request is answered as by a model alone, hints wake models."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.random_model import SHAPES, make_random_model
+from loadtest.stack import Stack
+from tests.e2e.chat import Chat, script
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
+LAYERS = {"small": 4, "middle": 6, "large": 8}
+TURNS = 2
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    shape, dtype = SHAPES["tiny"]
+    directory = tmp_path_factory.mktemp("models")
+    return {
+        name: make_random_model(
+            directory / name, shape | {"num_hidden_layers": layers, "tie_word_embeddings": False}, layers, dtype
+        )
+        for name, layers in LAYERS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(models: dict[str, Path]) -> dict[str, list[str]]:
+    """The answers of each model on a device of its own."""
+    found = {}
+    for name, path in models.items():
+        with Stack(model=path, nodes=1, hbm_gib=0.1, dram_gib=0.1) as stack:
+            found[name] = talk(Chat(stack.url, "s", max_tokens=12))
+    return found
+
+
+@pytest.fixture(scope="module", params=["prism", "swap"])
+def stack(
+    models: dict[str, Path], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    # Each layer, and what is outside the layers, takes one granule of 2 MiB: 5, 7 and 9 of 17.
+    with Stack(
+        models=models, nodes=1, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.0345, dram_gib=0.1,
+        settings={"sharing": request.param},
+    ) as made:  # fmt: skip
+        yield made
+
+
+def talk(chat: Chat) -> list[str]:
+    return [chat.say(line).text for line in script(1)[:TURNS]]
+
+
+def states(stack: Stack) -> dict[str, str]:
+    listed = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"]
+    return {m["id"]: m["state"] for m in listed}
+
+
+def test_all_are_answered_one_after_the_other(stack: Stack, alone: dict[str, list[str]]) -> None:
+    chats = {name: Chat(stack.url, f"turns-{name}", model=name, max_tokens=12) for name in LAYERS}
+    said: dict[str, list[str]] = {name: [] for name in LAYERS}
+    for line in script(1)[:TURNS]:
+        for name, chat in chats.items():
+            said[name].append(chat.say(line).text)
+    assert said == alone
+    assert "cold" in states(stack).values()
+
+
+def test_all_are_answered_at_once(stack: Stack, alone: dict[str, list[str]]) -> None:
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = {
+            (name, n): pool.submit(talk, Chat(stack.url, f"once-{name}-{n}", model=name, max_tokens=12))
+            for name in LAYERS
+            for n in range(3)
+        }
+        for (name, _), each in asked.items():
+            assert each.result() == alone[name], name
+
+
+def test_a_hint_wakes_a_model_that_is_not_here(stack: Stack) -> None:
+    chats = {name: Chat(stack.url, f"hint-{name}", model=name, max_tokens=8) for name in LAYERS}
+    for chat in chats.values():
+        chat.say(script(2)[0])
+    assert states(stack)["small"] == "cold" or states(stack)["middle"] == "cold"
+    cold = next(name for name, state in states(stack).items() if state == "cold")
+    deadline = time.monotonic() + 20
+    chats[cold].advise()
+    # A hint takes no weights that were used lately; here all were, so the request itself wakes the model.
+    assert chats[cold].say(script(2)[1]).cached_tokens >= 0
+    while states(stack)[cold] != "active":
+        assert time.monotonic() < deadline, states(stack)
+        time.sleep(0.1)

@@ -1,0 +1,178 @@
+"""Weights come and go: requests wait for them and are answered, idle models give way, busy ones take turns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from contracts.models import ModelState
+from tests.worker.trouble import Trouble
+from tests.worker.virtual_device import VirtualDevice
+from tests.worker.virtual_model import CHUNK, random_prompt
+from worker.core.residency import IDLE_S, SLICE_S
+
+SLABS, WEIGHTS = 24, 8
+
+
+def prompt(seed: int, chunks: int) -> list[int]:
+    return random_prompt(random.Random(seed), chunks * CHUNK)
+
+
+def states(device: VirtualDevice) -> list[ModelState]:
+    return [each.state for each in device.residency.models.values()]
+
+
+def test_a_request_for_a_cold_model_waits_for_its_weights_and_is_answered() -> None:
+    device = VirtualDevice(2, SLABS, weights=WEIGHTS)
+    a = device.models[0]
+    name = a.submit(prompt(1, 3), 2)
+    device.finish()
+    assert a.answers[name].end == "length" and device.residency.activations == 1
+    assert states(device) == [ModelState.ACTIVE, ModelState.COLD]
+
+
+def test_a_long_prefill_begins_while_later_layers_still_come() -> None:
+    device = VirtualDevice(1, 90, weights=WEIGHTS)
+    a, placing = device.models[0], device.placing
+    assert placing is not None
+    a.engine.core.pace.prefill_token_s = 0.001
+    placing.layer_s = 0.03
+    a.submit(prompt(1, 20), 1)
+    device.go()
+    first_s = a.answers["r0"].times_s[0]
+    assert first_s < 0.16, "80 tokens take 82 ms, and three layers 90 ms to come"
+    device.finish()
+
+
+def test_weights_of_an_idle_model_go_for_a_request_of_another() -> None:
+    device = VirtualDevice(2, 2 * WEIGHTS, weights=WEIGHTS)
+    a, b = device.models
+    a.submit(prompt(1, 3), 2)
+    device.go()
+    b.submit(prompt(2, 3), 2)
+    device.finish()
+    assert device.residency.evictions >= 1 and b.answers["r0"].end == "length"
+
+
+def test_models_that_fit_together_stay() -> None:
+    device = VirtualDevice(2, SLABS, weights=WEIGHTS)
+    a, b = device.models
+    for n in range(4):
+        a.submit(prompt(n, 3), 2)
+        b.submit(prompt(n, 3), 2)
+        device.go()
+    assert states(device) == [ModelState.ACTIVE] * 2 and not device.residency.evictions
+    device.finish()
+
+
+@pytest.mark.parametrize("idle_s", [IDLE_S - 5, IDLE_S + 5])
+def test_kv_takes_the_weights_of_a_model_that_has_long_been_idle_and_only_then(idle_s: float) -> None:
+    device = VirtualDevice(2, SLABS, weights=WEIGHTS)
+    a, b = device.models
+    b.submit(prompt(2, 1), 2)
+    device.go()
+    device.world.pass_(idle_s)
+    first = a.submit(prompt(1, 5), 10)
+    device.go(until=lambda: bool(a.answers[first].tokens))
+    a.submit(prompt(3, 4), 2, session="other")  # both need 13 slabs, and weights leave 8
+    device.go()
+    assert (device.residency.evictions > 0) == (idle_s > IDLE_S)
+    device.finish()
+
+
+def test_busy_models_that_do_not_fit_together_take_turns() -> None:
+    device = VirtualDevice(2, 2 * WEIGHTS, weights=WEIGHTS)
+    a, b = device.models
+    for model in (a, b):
+        for n in range(3):
+            model.submit(prompt(n, 3), 2000, session=f"s{n}")
+    device.go(until=lambda: all(m.answers["r0"].tokens for m in (a, b)))
+    assert device.world.now() < 3 * SLICE_S + 5.0 and not a.answers["r0"].end
+    for model in (a, b):
+        for n in range(3):
+            model.cancel(f"r{n}")
+    device.finish()
+
+
+def test_a_hint_wakes_a_model_in_time_for_its_request() -> None:
+    device = VirtualDevice(1, SLABS, weights=WEIGHTS)
+    a = device.models[0]
+    a.submit(prompt(1, 5), 2)
+    device.go()
+    device.residency._unload(device.residency.models["m0"])
+    a.store.hint("s", list(a.store.chunks), arrival_s=2.0, expires_s=10.0)
+    device.go(until=lambda: device.world.now() >= a.world.now() and states(device) == [ModelState.ACTIVE], most_s=3.0)
+    assert not a.sequences
+    device.finish()
+
+
+def test_a_hint_does_not_take_the_weights_of_a_model_that_was_used_lately() -> None:
+    device = VirtualDevice(2, 2 * WEIGHTS, weights=WEIGHTS)
+    a, b = device.models
+    a.submit(prompt(1, 3), 2)
+    device.go()
+    b.submit(prompt(2, 3), 2)
+    device.go()
+    a.store.hint("s", list(a.store.chunks), arrival_s=0.1, expires_s=10.0)
+    device.go(until=lambda: device.world.now() > 20.0)
+    assert states(device) == [ModelState.COLD, ModelState.ACTIVE]
+    device.finish()
+
+
+def test_weights_that_cannot_be_read_are_tried_again_and_nothing_is_lost() -> None:
+    device = VirtualDevice(1, SLABS, weights=WEIGHTS)
+    assert device.placing is not None
+    device.placing.fails = 0.5
+    a = device.models[0]
+    a.submit(prompt(1, 5), 2)
+    device.finish()
+    assert a.answers["r0"].end == "length" and device.residency.activations > 1
+
+
+def anything(seed: int, requests: int) -> VirtualDevice:
+    """As `test_balloon.anything`, with weights."""
+    dice = random.Random(seed)
+    models, weights = dice.choice([2, 3, 4]), dice.choice([4, 8])
+    device = VirtualDevice(
+        models,
+        weights + dice.choice([16, 20, 30]),
+        priorities=tuple(dice.choice([0, 0, 1]) for _ in range(models)),
+        weights=weights,
+        one_at_a_time=dice.random() < 0.3,
+        store=dice.choice([True, True, True, False]),
+        step_tokens=dice.choice([16, 40, 1024]),
+        max_batch=dice.choice([1, 2, 5, 64]),
+    )
+    assert device.placing is not None
+    device.placing.layer_s, device.placing.dice = dice.choice([0.001, 0.05, 0.3]), dice
+    device.placing.fails = dice.choice([0.0, 0.0, 0.1])
+    for model in device.models:
+        slow_s = dice.choice([0.0, 0.001, 0.05])
+        model.store.latency = lambda slow_s=slow_s: dice.random() * slow_s  # type: ignore[misc]
+        faults = dice.choice([0.0, 0.0, 0.05])
+        model.store.fault = lambda key, layer, faults=faults: dice.random() < faults  # type: ignore[misc]
+        trouble = Trouble(model, dice, random.Random(dice.random()), requests, longest=16 - 3)
+        for _ in range(requests * 3):
+            device.world.at(dice.random() * requests * dice.choice([0.05, 1.0]), trouble.something)
+    device.go(until=lambda: device.world.now() >= requests)
+    for model in device.models:
+        if model.store.arena is not None:
+            model.store.hangs_until_s = min(model.store.hangs_until_s, device.world.now() + 15.0)
+    return device
+
+
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(seed=st.integers(0, 1 << 40))
+def test_whatever_comes_and_goes_every_request_ends_with_its_tokens(seed: int) -> None:
+    anything(seed, requests=8).finish()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=1500, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(seed=st.integers(0, 1 << 40))
+def test_whatever_comes_and_goes_for_long_every_request_ends_with_its_tokens(seed: int) -> None:
+    anything(seed, requests=20).finish()

@@ -1,0 +1,168 @@
+"""Several virtual engines that share one device's memory, and its thread; their weights may come and go."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from contracts.models import ModelState
+from tests.worker.virtual_engine import VirtualEngine
+from tests.worker.virtual_model import LAYERS, Granules, World
+from worker.core.balloon import Balloon
+from worker.core.residency import Load, Residency, Resident
+from worker.core.yielding import Yielding
+from worker.devices.runner import Slice
+from worker.engine.device_loop import IDLE_S, share_memory, unmap_for
+
+
+class VirtualPlacing:
+    """Weights of `granules` slabs a model that take `layer_s` a layer to come; each load fails with chance `fails`."""
+
+    def __init__(self, world: World, memory: Granules, residency: Residency, granules: int) -> None:
+        self.world, self.memory, self.residency, self.granules = world, memory, residency, granules
+        self.layer_s, self.fails, self.dice = 0.01, 0.0, random.Random(1)
+        self.woken: Callable[[], object] = lambda: None
+        self.clock = world
+        #: Layers that are here, of each model on the device; and the number of the load that brings them.
+        self.here: dict[str, int] = {}
+        self._load = 0
+        self._news: list[tuple[str, int]] = []
+        self._loads: dict[str, int] = {}
+
+    def turn(self, make_way: Callable[[], None]) -> None:
+        news, self._news = self._news, []
+        for name, load in news:
+            if self._loads[name] != load or name not in self.here:
+                continue
+            if self.here[name] < 0:
+                self.residency.failed(name)
+            elif not self.fails or self.here[name] == LAYERS:  # as with an image, or without
+                self.residency.landed(name, self.here[name], self.layer_s)
+        self.residency.tick(self.world.now())
+        self.execute(make_way)
+
+    def execute(self, make_way: Callable[[], None]) -> None:
+        for instruction in self.residency.take():
+            name = instruction.name
+            if isinstance(instruction, Load):
+                make_way()
+                assert name not in self.here
+                self.memory.mapped += self.granules
+                assert self.memory.mapped <= self.memory.total, "weights are mapped where there is no memory"
+                self.here[name] = 0
+                self._load += 1
+                self._loads[name] = self._load
+                self.world.at(self.layer_s, functools.partial(self._landed, name, self._load))
+            else:
+                del self.here[name]
+                self.memory.mapped -= self.granules
+
+    def _landed(self, name: str, load: int) -> None:
+        if self._loads[name] != load or name not in self.here:
+            return
+        failed = self.dice.random() < self.fails
+        self.here[name] = -1 if failed else self.here[name] + 1
+        self._news.append((name, load))
+        if 0 <= self.here[name] < LAYERS:
+            self.world.at(self.layer_s, functools.partial(self._landed, name, load))
+
+    def wait(self, name: str, layer: int) -> None:
+        """A step needs this layer."""
+        assert name in self.here, "a step of a model whose weights are not here"
+        while self.here[name] <= layer:
+            self.world.next(1.0)
+
+
+class VirtualDevice:
+    """Models on `slabs` slabs of memory: each may use all of it. Every invariant is checked after every turn.
+
+    weights: slabs of each model's weights, which come when they are needed; 0: none.
+    """
+
+    def __init__(
+        self,
+        models: int,
+        slabs: int,
+        *,
+        priorities: tuple[int, ...] = (),
+        weights: int = 0,
+        one_at_a_time: bool = False,
+        **engine: Any,
+    ) -> None:
+        self.world, self.granules = World(), Granules(slabs)
+        self.models = [
+            VirtualEngine(pages=slabs * LAYERS, world=self.world, granules=self.granules, **engine)
+            for _ in range(models)
+        ]
+        self.balloon = Balloon(slabs)
+        self.residency = Residency(self.balloon, one_at_a_time)
+        self.placing = VirtualPlacing(self.world, self.granules, self.residency, weights) if weights else None
+        for number, model in enumerate(self.models):
+            priority = priorities[number] if priorities else 0
+            share = self.balloon.join(f"m{number}", model.cache, 1, priority=priority)
+            share.yields = yielding = Yielding(model.engine.core)
+            if self.placing is not None:
+                self.residency.join(
+                    Resident(share, model.engine.core, yielding, weights, int(weights * 2e7)), ModelState.COLD
+                )
+                model.runner.step = functools.partial(self._step, share.name, model.runner.step)  # type: ignore[method-assign]
+        self._engines = [model.engine for model in self.models]
+        share_memory(self._engines, self.placing)  # type: ignore[arg-type]
+
+    def _step(
+        self,
+        name: str,
+        step: Callable[..., torch.Tensor],
+        slices: list[Slice],
+        before_layer: Callable[[int], None],
+        after_layer: Callable[[int], None],
+    ) -> torch.Tensor:
+        placing = self.placing
+        assert placing is not None
+
+        def before(layer: int) -> None:
+            placing.wait(name, layer)
+            before_layer(layer)
+
+        return step(slices, before, after_layer)
+
+    def check(self) -> None:
+        """Every invariant of the device and of each model."""
+        self.balloon.validate()
+        if self.placing is not None:
+            self.residency.validate()
+        for model in self.models:
+            model.check()
+
+    def go(self, until: Callable[[], bool] | None = None, *, most_s: float = 3600.0) -> None:
+        """As `VirtualEngine.go`, for all."""
+        end = self.world.now() + most_s
+        while not (until() if until else all(model._quiet() for model in self.models)):
+            assert self.world.now() < end, f"nothing more happens: {[len(m.sequences) for m in self.models]}"
+            if self.placing is not None:
+                self.placing.turn(functools.partial(unmap_for, self._engines))
+                self.check()
+            busy = [model for model in self.models if model.engine.due_in_s() <= 0]
+            if not busy:
+                due_s = self.residency.due_in_s(self.world.now()) if self.placing is not None else IDLE_S
+                self.world.next(max(min(due_s, IDLE_S), 1e-4))
+                busy = [model for model in self.models if model.engine.due_in_s() <= 0] or self.models
+            for model in busy:
+                model.engine.turn()
+                self.check()
+
+    def finish(self) -> None:
+        """Everything ends, every answer is a cold run's, and each model can have all memory but its weights'."""
+        self.go()
+        for model in self.models:
+            model.check_answers()
+        self.world.pass_(100.0)
+        for model in self.models:
+            if self.placing is not None:
+                self.placing.turn(functools.partial(unmap_for, self._engines))
+            assert model.cache.make_room(model.pool.reach * LAYERS, self.world.now()), "memory is stuck"
+            self.check()

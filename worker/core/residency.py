@@ -1,0 +1,335 @@
+"""Which models have their weights on the device (Prism, sections 5.3 and 6.1): activation at need, eviction, and turns
+when all are busy.
+
+A model is COLD, LOADING, ACTIVE or DRAINING. A request for a cold model waits for its activation. A hint activates it
+in time for its request. Memory for the weights comes from unused memory, then from caches, then from the weights of
+idle models, longest idle first: for a request of any idle model, for a hint or another model's KV only of those idle
+for `IDLE_S`. If all are busy, one gives way once it has been active for a slice: its sequences are preempted, their KV
+is saved, and it waits for its next turn. So every model gets its turn.
+
+A registered model keeps its engine and its address space; only memory comes and goes. Its cached KV stays on the
+device, as long as nobody needs the memory.
+
+Invariants (`validate`): a share's weights are counted exactly when the model is not cold; only active and loading
+models compute or admit; with `one_at_a_time` at most one model is not cold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from contracts.models import ModelState
+from storelink.core.load_plan import may_start
+from worker.core.balloon import Balloon, Share
+from worker.core.engine_core import EngineCore
+from worker.core.yielding import Yielding
+
+#: A model idle for this long is evicted when other models need memory, in seconds (Prism, figure 15a).
+IDLE_S = 45.0
+#: A busy model gives way to a waiting one after this time, or after so many times its activation, in seconds.
+SLICE_S, SLICE_ACTIVATIONS = 2.0, 20.0
+#: Time for preempted sequences to be saved before a model is evicted anyway, in seconds.
+DRAIN_S = 5.0
+#: Bytes per second of copies of weights, until measured.
+_COPY_BYTES_S = 2e9
+#: An activation for a hint begins this much before it must, in seconds.
+_EARLY_S = 0.25
+#: Wait before a failed activation is tried again, in seconds: the first, and the longest.
+_RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
+#: Time between two looks for memory, in seconds.
+_POLL_S = 0.05
+#: Time that a step may wait for layers, in seconds: other models' steps wait as well.
+_LATE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Map the model's weights and begin to copy them."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Unmap the model's weights, at once; no step uses them."""
+
+    name: str
+
+
+Instruction = Load | Unload
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One model. granules: of its weights. bytes_: to copy. pinned: never evicted."""
+
+    share: Share
+    core: EngineCore
+    yielding: Yielding
+    granules: int
+    bytes_: int
+    pinned: bool = False
+    state: ModelState = ModelState.COLD
+    #: When the state began, and when a request last was live.
+    since_s: float = -math.inf
+    used_s: float = -math.inf
+    #: Since when its requests have waited for weights or, with weights, for any memory; infinite: they do not.
+    waits_s: float = math.inf
+    #: Layers that are here, while loading.
+    ready: int = 0
+    failures: int = 0
+    retry_s: float = -math.inf
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.share.name
+
+    @property
+    def least(self) -> int:
+        """Granules of KV without which it can do nothing: a chunk's."""
+        pool = self.share.pool
+        return max(math.ceil(pool.layers / pool.pages_per_slab), pool.bands) * self.share.slab_granules
+
+    @property
+    def starved(self) -> bool:
+        """Its weights are here, and no request finds memory for KV."""
+        return self.state is ModelState.ACTIVE and self.core.starved
+
+    def note_wait(self, now: float) -> None:
+        """Set `waits_s`. It lasts from the first request without weights to the first step."""
+        if not self.core.live or self.core.stepping:
+            self.waits_s = math.inf
+        elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or self.core.starved):
+            self.waits_s = now
+
+
+@dataclass(slots=True)
+class Residency:
+    """See the module. one_at_a_time: weights of several models are never here together."""
+
+    balloon: Balloon
+    one_at_a_time: bool = False
+    models: dict[str, Resident] = field(default_factory=dict)
+    out: list[Instruction] = field(default_factory=list)
+    #: Measured speed of copies of weights.
+    copy_bytes_s: float = _COPY_BYTES_S
+    activations: int = 0
+    evictions: int = 0
+    _now: float = 0.0
+
+    def join(self, resident: Resident, state: ModelState) -> None:
+        """Add a model, COLD or ACTIVE."""
+        self.models[resident.name] = resident
+        resident.share.weights = 0
+        self._enter(resident, state)
+        self.balloon.unload_idle = self._unload_idle
+        self.balloon.idle_weights = self._idle_weights
+        pinned = sum(each.granules for each in self.models.values() if each.pinned)
+        for each in self.models.values():
+            own = each.granules + pinned - (each.granules if each.pinned else 0)
+            rest = max(self.balloon.granules - own, 0)
+            each.share.pool.reach = min(rest // each.share.slab_granules, each.share.pool.slab_count)
+
+    def take(self) -> list[Instruction]:
+        """Instructions to execute now, in this order; clears them."""
+        taken, self.out = self.out, []
+        return taken
+
+    def activation_s(self, name: str) -> float:
+        """Expected time until the model can compute all of a step: 0 when it is active. Any thread."""
+        resident = self.models[name]
+        if resident.state is ModelState.ACTIVE:
+            return 0.0
+        here = resident.ready / resident.share.pool.layers if resident.state is ModelState.LOADING else 0.0
+        return (1.0 - here) * resident.bytes_ / self.copy_bytes_s
+
+    def idle_s(self, name: str) -> float:
+        """Time since the model had a request. Any thread."""
+        used_s = self.models[name].used_s
+        return max(self._now - used_s, 0.0) if math.isfinite(used_s) else 0.0
+
+    # ---- time --------------------------------------------------------------------------------------------------
+    def tick(self, now: float) -> None:
+        """Decide what is due. Call before each round of turns."""
+        self._now = now
+        for resident in self.models.values():
+            if resident.core.live:
+                resident.used_s = now
+            if resident.state is ModelState.DRAINING and (
+                not resident.core.saving.busy or now - resident.since_s >= DRAIN_S
+            ):
+                self._unload(resident)
+        for resident in sorted(self._waiting(), key=_urgency):
+            if resident.state is ModelState.COLD and self._activate(resident, victims=self._idle(0.0)):
+                continue
+            self._make_turn(resident)
+            break
+        for resident in self.models.values():
+            if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
+                self._activate(resident, victims=self._idle(IDLE_S))
+
+    def _waiting(self) -> list[Resident]:
+        """Models whose requests wait for weights, or for any memory."""
+        for resident in self.models.values():
+            resident.note_wait(self._now)
+        return [
+            each
+            for each in self.models.values()
+            if each.core.live and (each.starved or (each.state is ModelState.COLD and self._now >= each.retry_s))
+        ]
+
+    def due_in_s(self, now: float) -> float:
+        """Seconds until `tick` may have something to do without an event; infinite if never."""
+        due_s = [math.inf]
+        for resident in self.models.values():
+            if resident.state is ModelState.DRAINING:
+                due_s.append(resident.since_s + DRAIN_S)
+            elif resident.starved or (resident.state is ModelState.COLD and resident.core.live):
+                due_s.append(max(resident.retry_s, now + _POLL_S))
+            elif resident.state is ModelState.COLD:
+                due_s.append(max(self._hint_due_s(resident), resident.retry_s, now + _POLL_S))
+        return max(min(due_s) - now, 0.0)
+
+    # ---- what the shell says -----------------------------------------------------------------------------------
+    def landed(self, name: str, ready: int, layer_s: float) -> None:
+        """Weights of the first `ready` layers are here; layer_s: mean time of a layer so far."""
+        resident = self.models[name]
+        if resident.state is not ModelState.LOADING:
+            return
+        resident.ready = ready
+        layers = resident.share.pool.layers
+        if ready == layers:
+            resident.failures = 0
+            if (seconds := self._now - resident.since_s) > 0:
+                self.copy_bytes_s = resident.bytes_ / seconds
+            self._enter(resident, ModelState.ACTIVE, since_s=resident.since_s)
+            return
+        core = resident.core
+        tokens = min(sum(s.pending for s in core.live.values()), core.state.policy.step_tokens)
+        compute_s = core.pace.prefill_token_s * max(tokens, 1) / layers
+        core.computes = may_start(ready, layers, layer_s, compute_s, _LATE_S)
+
+    def failed(self, name: str) -> None:
+        """The model's weights could not be loaded. Its requests wait for another try."""
+        resident = self.models[name]
+        if resident.state is ModelState.LOADING:
+            resident.failures += 1
+            resident.retry_s = self._now + min(_RETRY_S * 2.0 ** (resident.failures - 1), _LONGEST_RETRY_S)
+            resident.yielding.halt(self._now)
+            self._unload(resident)
+
+    # ---- decisions ---------------------------------------------------------------------------------------------
+    def _activate(self, resident: Resident, victims: Sequence[Resident]) -> bool:
+        """Find memory for the model's weights and load them. False if there is not enough."""
+        if self.one_at_a_time:
+            others = [each for each in self.models.values() if each.state is not ModelState.COLD]
+            if any(each not in victims for each in others):
+                return False
+            for victim in others:
+                self._unload(victim)
+        need = resident.granules + resident.least
+        short = need - self.balloon.obtainable
+        leaving: list[Resident] = []
+        for victim in victims:
+            if short <= 0:
+                break
+            leaving.append(victim)
+            short -= victim.granules
+        if short > 0:
+            return False
+        for victim in leaving:
+            self._unload(victim)
+        while not self.balloon.collect(need, self._now):
+            rest = [each for each in victims if each.state is ModelState.ACTIVE]
+            if not rest:
+                return False
+            self._unload(rest[0])
+        self._enter(resident, ModelState.LOADING)
+        self.out.append(Load(resident.name))
+        self.activations += 1
+        return True
+
+    def _make_turn(self, resident: Resident) -> None:
+        """All others are busy: let one of them give way. One that waits itself does at once, others after a slice."""
+        if any(each.state is ModelState.DRAINING for each in self.models.values()):
+            return
+        slice_s = max(SLICE_S, SLICE_ACTIVATIONS * resident.bytes_ / self.copy_bytes_s)
+        has_waited = self._now - resident.waits_s >= slice_s
+        able = [
+            each
+            for each in self.models.values()
+            if each is not resident
+            and each.state is ModelState.ACTIVE
+            and not each.pinned
+            and (each.starved or (has_waited and self._now - each.since_s >= slice_s))
+        ]
+        if able:
+            giving = max(able, key=lambda each: (each.starved, each.share.priority, -each.since_s))
+            giving.yielding.halt(self._now)
+            self._enter(giving, ModelState.DRAINING)
+
+    def _idle(self, least_s: float) -> list[Resident]:
+        """Active models that no request uses, for at least this long, longest first."""
+        found = [
+            each
+            for each in self.models.values()
+            if each.state is ModelState.ACTIVE
+            and not each.pinned
+            and each.core.quiet
+            and self._now - max(each.used_s, each.since_s) >= least_s
+        ]
+        return sorted(found, key=lambda each: (-each.share.priority, max(each.used_s, each.since_s)))
+
+    def _hint_due_s(self, resident: Resident) -> float:
+        """When an activation must begin so that the next hinted request finds the model active."""
+        arrival_s = resident.core.prefetching.next_arrival_s(self._now)
+        return arrival_s - resident.bytes_ / self.copy_bytes_s - _EARLY_S
+
+    def _spares(self, asker: Share) -> list[Resident]:
+        """Idle models whose weights may go for KV of this one: if it can do nothing else, of any idle model."""
+        resident = self.models[asker.name]
+        stuck = bool(resident.core.live) and not resident.yielding.on_device
+        return [each for each in self._idle(0.0 if stuck else IDLE_S) if each.share is not asker]
+
+    def _idle_weights(self, asker: Share) -> int:
+        return sum(each.granules for each in self._spares(asker))
+
+    def _unload_idle(self, asker: Share, granules: int) -> None:
+        for resident in self._spares(asker):
+            if self.balloon.spare >= granules:
+                return
+            self._unload(resident)
+
+    # ---- states ------------------------------------------------------------------------------------------------
+    def _unload(self, resident: Resident) -> None:
+        self._enter(resident, ModelState.COLD)
+        self.out.append(Unload(resident.name))
+        self.evictions += 1
+
+    def _enter(self, resident: Resident, state: ModelState, since_s: float | None = None) -> None:
+        resident.state, resident.since_s = state, self._now if since_s is None else since_s
+        resident.ready = 0
+        resident.share.weights = 0 if state is ModelState.COLD else resident.granules
+        resident.core.admits = state in (ModelState.LOADING, ModelState.ACTIVE)
+        resident.core.computes = state is ModelState.ACTIVE
+        if not resident.core.admits:
+            resident.core.starved = False
+            resident.share.waits(None)
+
+    def validate(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        self.balloon.validate()
+        for each in self.models.values():
+            cold = each.state is ModelState.COLD
+            assert each.share.weights == (0 if cold else each.granules), f"{each.name}: weights counted wrongly"
+            assert each.core.admits == (each.state in (ModelState.LOADING, ModelState.ACTIVE))
+            assert not each.core.computes or each.core.admits
+        here = sum(each.state is not ModelState.COLD for each in self.models.values())
+        assert not self.one_at_a_time or here <= 1
+
+
+def _urgency(resident: Resident) -> tuple[int, float]:
+    return (min(s.request.priority for s in resident.core.live.values()), resident.waits_s)

@@ -1,0 +1,96 @@
+"""Executes a device's `worker.core.residency`: maps and unmaps weights, and has them copied. On the device's thread."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from runtime import telemetry
+from runtime.clock import Clock, RealClock
+from worker.core.granules import OutOfGranules
+from worker.core.residency import Load, Residency
+from worker.models.filling import Copy, Filling
+from worker.models.image import HostImage
+from worker.models.load import Model
+
+log = telemetry.logger("worker.engine.placing")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model, and its image in host memory; None: it is packed from the checkpoint each time."""
+
+    model: Model
+    image: HostImage | None
+
+
+@dataclass(slots=True)
+class Placing:
+    """See the module. copy: from host memory to the device. threads: that copy a model's weights."""
+
+    residency: Residency
+    models: Mapping[str, Placed]
+    copy: Copy = ctypes.memmove
+    threads: int = 1
+    clock: Clock = field(default_factory=RealClock)
+    #: Wakes the device's thread. Any thread.
+    woken: Callable[[], object] = lambda: None
+    _fillings: dict[str, Filling] = field(default_factory=dict)
+
+    def turn(self, make_way: Callable[[], None]) -> None:
+        """Take note of weights that have come, decide, and execute. make_way: unmaps what engines have given up."""
+        for name, filling in list(self._fillings.items()):
+            self._note(name, filling)
+        self.residency.tick(self.clock.now())
+        self.execute(make_way)
+
+    def execute(self, make_way: Callable[[], None]) -> None:
+        """Execute the residency's instructions."""
+        for instruction in self.residency.take():
+            placed = self.models[instruction.name]
+            if isinstance(instruction, Load):
+                make_way()
+                self._load(instruction.name, placed)
+            else:
+                self._unload(instruction.name, placed)
+
+    def stop(self) -> None:
+        """End the copies."""
+        for filling in self._fillings.values():
+            filling.cancel()
+
+    def _load(self, name: str, placed: Placed) -> None:
+        model = placed.model
+        try:
+            model.map()
+        except OutOfGranules:
+            log.exception("no memory for weights that was counted", model=name)
+            self.residency.failed(name)
+            return
+        filling = self._fillings[name] = Filling(
+            model.spans, placed.image, self.woken, copy=self.copy, threads=self.threads
+        )
+        model.layers.before_use = lambda layer: filling.wait(layer + 1)
+        log.info("activating", model=name, mib=round(filling.bytes / 2**20), image=placed.image is not None)
+
+    def _unload(self, name: str, placed: Placed) -> None:
+        if (filling := self._fillings.pop(name, None)) is not None:
+            filling.cancel()
+        placed.model.layers.before_use = lambda layer: None
+        placed.model.unload()
+        log.info("evicted", model=name)
+
+    def _note(self, name: str, filling: Filling) -> None:
+        layers = len(filling) - 1
+        if filling.failed is not None:
+            del self._fillings[name]
+            filling.cancel()
+            self.residency.failed(name)
+        elif filling.over:
+            del self._fillings[name]
+            self.models[name].model.layers.before_use = lambda layer: None
+            self.residency.landed(name, layers, filling.span_s)
+            log.info("active", model=name, seconds=round(filling.seconds, 3))
+        elif filling.layerwise:
+            self.residency.landed(name, max(filling.ready - 1, 0), filling.span_s)
