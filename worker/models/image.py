@@ -122,11 +122,13 @@ def _offsets(sizes: Sequence[int]) -> list[int]:
 
 
 def _remove_if_unused(path: Path, fd: int) -> None:
+    """Unlink the open file, which had this path, unless somebody else has it open or the path is another file's."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_ino == path.stat().st_ino:
+            path.unlink()
     except OSError:
         return
-    path.unlink(missing_ok=True)
 
 
 class _only:

@@ -1,0 +1,169 @@
+"""Weights from an image in host memory: the bytes of the checkpoint, layer by layer, shared, checked and removed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.engine_harness import CHUNK, GRANULE, tiny_model
+from worker.core.granules import GranuleState
+from worker.memory.device_memory import DeviceMemory, host_memory
+from worker.models import filling, image
+from worker.models.filling import FillFailed, Filling
+from worker.models.image import HostImage, image_of, remove_unused
+from worker.models.load import Model, lay_out, load_model
+
+ROOM = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def memory() -> Iterator[DeviceMemory]:
+    made = host_memory(512 * GRANULE, GRANULE)
+    yield made
+    made.close()
+
+
+def laid_out(directory: Path, memory: DeviceMemory) -> Model:
+    return lay_out(directory, memory, "float32", "cpu", CHUNK, None)
+
+
+def made(tmp_path: Path, model: Model) -> HostImage:
+    found = image_of(tmp_path, b"key", model.spans, ROOM)
+    assert found is not None
+    return found
+
+
+def contents(model: Model) -> list[torch.Tensor]:
+    return [view.clone() for span in model.spans for view in span.views.values()]
+
+
+def test_weights_from_an_image_are_those_of_the_checkpoint_each_time(
+    directory: Path, memory: DeviceMemory, tmp_path: Path
+) -> None:
+    expected = contents(load_model(directory, memory, "float32", "cpu", CHUNK, None))
+    model = laid_out(directory, memory)
+    host = made(tmp_path, model)
+    for _ in range(2):
+        model.map()
+        weights = Filling(model.spans, host, lambda: None, threads=2)
+        weights.wait(len(weights) - 1)
+        assert all(torch.equal(a, b) for a, b in zip(contents(model), expected, strict=True))
+        model.unload()
+    assert memory.ledger.warm, "memory that changes hands stays allocated"
+    memory.validate()
+    host.close()
+
+
+def test_without_an_image_the_checkpoint_is_packed(directory: Path, memory: DeviceMemory) -> None:
+    expected = contents(load_model(directory, memory, "float32", "cpu", CHUNK, None))
+    model = laid_out(directory, memory)
+    model.map()
+    weights = Filling(model.spans, None, lambda: None)
+    weights.wait(len(weights) - 1)
+    assert all(torch.equal(a, b) for a, b in zip(contents(model), expected, strict=True)) and not weights.layerwise
+
+
+def test_layers_come_in_order_and_a_step_waits_for_its_own_only(
+    directory: Path, memory: DeviceMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "PIECE_BYTES", 1000)
+    model = laid_out(directory, memory)
+    host = made(tmp_path, model)
+    model.map()
+    gate, seen = threading.Semaphore(0), list[int]()
+
+    def copy(to: int, source: int, size: int) -> None:
+        gate.acquire()
+
+    weights = Filling(model.spans, host, lambda: seen.append(weights.ready), copy=copy)
+    pieces = [-(-span.packed_bytes // 1000) for span in model.spans]
+    gate.release(pieces[0] + pieces[1])
+    weights.wait(1)
+    assert weights.ready == 2 and not weights.over
+    waiting = threading.Thread(target=weights.wait, args=(2,))
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    gate.release(sum(pieces[2:]))
+    waiting.join(10)
+    weights.wait(len(weights) - 1)
+    assert seen == list(range(1, len(weights) + 1)) and weights.over
+    host.close()
+
+
+def test_a_copy_that_fails_is_told_to_who_waits(directory: Path, memory: DeviceMemory, tmp_path: Path) -> None:
+    model = laid_out(directory, memory)
+    host = made(tmp_path, model)
+    model.map()
+
+    def copy(to: int, source: int, size: int) -> None:
+        raise OSError("no more")
+
+    weights = Filling(model.spans, host, lambda: None, copy=copy)
+    with pytest.raises(FillFailed, match="no more"):
+        weights.wait(0)
+    weights.cancel()
+    assert weights.over
+    host.close()
+
+
+def test_workers_share_an_image_and_the_last_removes_it(directory: Path, memory: DeviceMemory, tmp_path: Path) -> None:
+    model = laid_out(directory, memory)
+    first = made(tmp_path, model)
+    second = made(tmp_path, model)
+    assert first.path == second.path and first.path.stat().st_ino == second.path.stat().st_ino
+    first.close()
+    assert second.path.exists()
+    second.close()
+    assert not second.path.exists()
+
+
+def test_a_damaged_image_is_made_again(directory: Path, memory: DeviceMemory, tmp_path: Path) -> None:
+    model = laid_out(directory, memory)
+    first = made(tmp_path, model)
+    with first.path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"damage")
+    again = made(tmp_path, model)
+    assert again.path.stat().st_size == again.bytes and image._digest(again._fd, again.bytes - 32)
+    model.map()
+    Filling(model.spans, again, lambda: None).wait(len(model.spans) - 1)
+    expected = contents(load_model(directory, memory, "float32", "cpu", CHUNK, None))
+    assert all(torch.equal(a, b) for a, b in zip(contents(model), expected, strict=True))
+    first.close()
+    assert again.path.exists(), "another file has its path by now"
+    again.close()
+    assert not list(tmp_path.glob("*.image"))
+
+
+def test_an_image_without_room_is_not_made_and_one_that_nobody_uses_is_removed(
+    directory: Path, memory: DeviceMemory, tmp_path: Path
+) -> None:
+    model = laid_out(directory, memory)
+    assert image_of(tmp_path, b"key", model.spans, 1000) is None
+    (tmp_path / "upbeat-weights-of-a-killed-worker.image").write_bytes(b"x")
+    used = made(tmp_path, model)
+    remove_unused(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.image")] == [used.path.name]
+    used.close()
+
+
+def test_weights_that_find_no_memory_change_nothing(directory: Path) -> None:
+    memory = host_memory(4 * GRANULE, GRANULE)
+    model = laid_out(directory, memory)
+    before = memory.ledger.counts()
+    with pytest.raises(MemoryError):
+        model.map()
+    model.unload(keep=False)
+    assert memory.ledger.counts() == before and (None, GranuleState.FREE) in before
+    memory.validate()
+    memory.close()
