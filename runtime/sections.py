@@ -138,7 +138,7 @@ class WorkerSection(BaseModel):
     shared_step_s: float = Field(default=0.005, gt=0, allow_inf_nan=False)
     granule_bytes: int = Field(default=2 << 20, ge=4096)
     #: Host memory (`shm_dir`) for images of weights, from which models are activated; beyond it they are packed from
-    #: the checkpoint each time. None: half of what is free there.
+    #: the checkpoint each time. None: half of what is free there beside the arenas.
     images_gib: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     #: CPU kernels: native (compiled for this machine), torch, or auto: torch only if compiled kernels cannot be built
     #: or do not suit the model. portable: compiled without bfloat16 instructions, for equal bits on different

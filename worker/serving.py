@@ -197,11 +197,12 @@ def _join(balloon: Balloon, serving: Serving) -> Share:
 
 
 def _image_bytes(config: Config) -> int:
-    """Bytes of images that may be kept in host memory."""
+    """Bytes of images that may be kept in host memory. The stores' arenas may not be allocated yet."""
     if config.worker.images_gib is not None:
         return int(config.worker.images_gib * GIB)
     found = os.statvfs(config.shm_dir)
-    return found.f_bavail * found.f_frsize // 2
+    arenas = config.nodes.count * int(config.kv.dram_gib * GIB)
+    return max(found.f_bavail * found.f_frsize - arenas, 0) // 2
 
 
 def _serve(
