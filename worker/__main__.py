@@ -155,7 +155,14 @@ class WorkerProcess:
 
     def _serve_metrics(self, memory: DeviceMemory) -> None:
         """Serve Prometheus metrics on the device's port; a failure only logs a warning."""
-        telemetry.REGISTRY.register(WorkerMetrics([serving.engine for serving in self.servings], memory.usage))
+        placing = self.served.placing
+        telemetry.REGISTRY.register(
+            WorkerMetrics(
+                [serving.engine for serving in self.servings],
+                memory.usage,
+                placing.residency if placing is not None else None,
+            )
+        )
         host = self.own.worker_listen.rpartition(":")[0]
         try:
             start_http_server(self.own.metrics_port, addr=host, registry=telemetry.REGISTRY)

@@ -273,7 +273,7 @@ class Harness:
         **worker: int,
     ) -> None:
         torch.set_num_threads(1)
-        settings = KvSection(cache=cache, cooperative=cooperative, chunk_tokens=CHUNK)
+        settings = KvSection(cache=cache, cooperative=cooperative, chunk_tokens=CHUNK, layer_priority=True)
         runner, copier = self.assemble(model, pages, dtype, kernels)
         self.pool = PagePool(self.kv.slab_count, self.kv.pages_per_slab, self.model.shape.layers)
         table = LoadTable()

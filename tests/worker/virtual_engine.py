@@ -63,7 +63,7 @@ class VirtualEngine:
         self.table = LoadTable(progress=self.world)  # type: ignore[arg-type]
         self.loader = VirtualLoader(self.pages, self.table, self.world)
         salt = tenant_salt(b"s" * 32, "t")
-        settings = KvSection(chunk_tokens=CHUNK, layerwise=layerwise)
+        settings = KvSection(chunk_tokens=CHUNK, layerwise=layerwise, layer_priority=True)
         self.executor = Executor(
             SHAPE, self.pages, self.cache, self.table, self.loader, self.world, settings, lambda tenant: salt  # type: ignore[arg-type]
         )  # fmt: skip

@@ -79,8 +79,13 @@ class Resident:
     waits_s: float = math.inf
     #: Layers that are here, while loading.
     ready: int = 0
+    #: Failed activations since the last good one, and when to try again.
     failures: int = 0
     retry_s: float = -math.inf
+    #: Totals: times that its weights came and left, and the time that coming took.
+    activations: int = 0
+    evictions: int = 0
+    loading_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -116,8 +121,6 @@ class Residency:
     out: list[Instruction] = field(default_factory=list)
     #: Measured speed of copies of weights.
     copy_bytes_s: float = _COPY_BYTES_S
-    activations: int = 0
-    evictions: int = 0
     _now: float = 0.0
 
     def join(self, resident: Resident, state: ModelState) -> None:
@@ -203,7 +206,9 @@ class Residency:
         layers = resident.share.pool.layers
         if ready == layers:
             resident.failures = 0
+            resident.activations += 1
             if (seconds := self._now - resident.since_s) > 0:
+                resident.loading_s += seconds
                 self.copy_bytes_s = resident.bytes_ / seconds
             self._enter(resident, ModelState.ACTIVE, since_s=resident.since_s)
             return
@@ -249,7 +254,6 @@ class Residency:
             self._unload(rest[0])
         self._enter(resident, ModelState.LOADING)
         self.out.append(Load(resident.name))
-        self.activations += 1
         return True
 
     def _make_turn(self, resident: Resident) -> None:
@@ -307,7 +311,7 @@ class Residency:
     def _unload(self, resident: Resident) -> None:
         self._enter(resident, ModelState.COLD)
         self.out.append(Unload(resident.name))
-        self.evictions += 1
+        resident.evictions += 1
 
     def _enter(self, resident: Resident, state: ModelState, since_s: float | None = None) -> None:
         resident.state, resident.since_s = state, self._now if since_s is None else since_s

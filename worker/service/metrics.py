@@ -11,22 +11,28 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from contracts.models import ModelState
+from worker.core.residency import Residency
 from worker.engine.contract import Engine, Tallies
 
 
 class WorkerMetrics(Collector):
     """Samples of a worker's engines: sums over its models, and state and memory by model. usage: see
-    `DeviceMemory.usage`. Collected on other threads."""
+    `DeviceMemory.usage`. residency: of models whose weights come and go. Collected on other threads."""
 
     def __init__(
-        self, engines: Sequence[Engine], usage: Callable[[], Mapping[tuple[str, str, str], int]] = dict
+        self,
+        engines: Sequence[Engine],
+        usage: Callable[[], Mapping[tuple[str, str, str], int]] = dict,
+        residency: Residency | None = None,
     ) -> None:
-        self._engines, self._usage = tuple(engines), usage
+        self._engines, self._usage, self._residency = tuple(engines), usage, residency
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
         tallies = [engine.tallies() for engine in self._engines]
         yield from self._by_model(tallies)
+        if self._residency is not None:
+            yield from _residency(self._residency)
         yield self._device()
         yield from _memory(tallies)
         yield from _requests(tallies)
@@ -44,7 +50,9 @@ class WorkerMetrics(Collector):
             "upbeat_worker_model_kv_limit_bytes", "Bytes of HBM that a model's KV may hold", labels=["model"]
         )
         for engine, told in zip(self._engines, tallies, strict=True):
-            state.add_metric([engine.model_name], ModelState.ACTIVE)
+            residents = self._residency.models if self._residency is not None else {}
+            there = residents.get(engine.model_name)
+            state.add_metric([engine.model_name], there.state if there is not None else ModelState.ACTIVE)
             used.add_metric([engine.model_name], told.kv_bytes)
             limit.add_metric([engine.model_name], told.kv_limit_bytes)
         yield from (state, used, limit)
@@ -59,6 +67,19 @@ class WorkerMetrics(Collector):
         for labels, bytes_ in self._usage().items():
             family.add_metric(labels, bytes_)
         return family
+
+
+def _residency(residency: Residency) -> Iterator[Metric]:
+    seconds = CounterMetricFamily(
+        "upbeat_worker_activation_seconds", "Time that a model's weights took to come, in all", labels=["model"]
+    )
+    activations = CounterMetricFamily("upbeat_worker_activations", "Weights that came to the device", labels=["model"])
+    evictions = CounterMetricFamily("upbeat_worker_evictions", "Weights that left the device", labels=["model"])
+    for name, resident in residency.models.items():
+        seconds.add_metric([name], resident.loading_s)
+        activations.add_metric([name], resident.activations)
+        evictions.add_metric([name], resident.evictions)
+    yield from (seconds, activations, evictions)
 
 
 def _memory(tallies: Sequence[Tallies]) -> Iterator[Metric]:
