@@ -53,7 +53,7 @@ def cold() -> Iterator[Callable[[int], list[str]]]:
 
 @pytest.fixture
 def stack() -> Iterator[Stack]:
-    with Stack(model=MODEL, nodes=2, **SMALL) as made:
+    with Stack(model=MODEL, nodes=2, settings={"kv": {"layer_priority": True}}, **SMALL) as made:
         yield made
 
 

@@ -89,6 +89,6 @@ def test_model_beside_models_must_mean_one_of_them() -> None:
     assert config_of(TWO, model="/models/l", model_name="large").served_model == "large"
 
 
-def test_only_static_shares_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"sharing = 'elastic'.*'static'"):
-        config_of(TWO, sharing="elastic")
+def test_an_unknown_way_of_sharing_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"sharing = 'fair'.*'prism', 'elastic', 'static' or 'swap'"):
+        config_of(TWO, sharing="fair")

@@ -41,7 +41,7 @@ def test_a_coarse_shape_has_as_many_bytes_a_token() -> None:
     assert shape.token_bytes == KIND.shape.token_bytes and (shape.layers, shape.chunk_tokens) == (4, 256)
 
 
-@pytest.mark.parametrize("variant", ["balanced", "sticky", "no-layer-priority", "no-cooperative"])
+@pytest.mark.parametrize("variant", ["balanced", "sticky", "layer-priority", "no-cooperative"])
 def test_everybody_is_served_and_every_core_keeps_its_invariants(variant: str) -> None:
     token = KIND.shape.token_bytes
     tight = replace(KIND, hbm_bytes=40_000.0 * token, dram_bytes=60_000.0 * token, ssd_bytes=400_000.0 * token)
