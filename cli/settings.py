@@ -259,6 +259,9 @@ def _with_model(config: Config, flags: Flags) -> Config:
         " and ".join(str(registered(config)[name].path) for name in fullest),
     )
     if says(flags.config, "kv", "hbm_gib") or flags.hbm_gib is not None:
+        if config.sharing in ("prism", "swap") and fullest:  # weights come and go: each model alone has to fit
+            largest = max(fullest, key=lambda name: needs[name])
+            need, asked_for = needs[largest], str(registered(config)[largest].path)
         if need >= config.kv.hbm_gib:
             raise ConfigError(
                 f"--hbm-gib {config.kv.hbm_gib:g}: the weights of {asked_for} alone need {need:.2f} GiB, and KV "

@@ -57,6 +57,8 @@ class EngineCore:
         self._expected_s = 0.0
         #: Whether requests may get memory, and steps run: off while the model's weights are not here.
         self.admits = self.computes = True
+        #: The last turn had requests, and could not compute.
+        self._held = False
         #: In the last turn no request could compute, or load, for lack of memory.
         self.starved = False
         #: Number of live sequences at the last `quiet_steps`.
@@ -70,7 +72,8 @@ class EngineCore:
     @property
     def going_on(self) -> bool:
         """Whether the next turn has something to do without an event."""
-        return self.admits and (self.stepping or self.admission.restarted or self.prefetching.due)
+        released = self._held and self.computes
+        return self.admits and (self.stepping or self.admission.restarted or self.prefetching.due or released)
 
     @property
     def may_fit(self) -> bool:
@@ -130,6 +133,7 @@ class EngineCore:
         trials = self.scheduling.trials
         tried = trials.told
         batch = self.scheduling.batch(self.live.values()) if self.computes else []
+        self._held = not self.computes and bool(self.live)
         if trials.told != tried:
             self.state.out.append(do.Trial(trials.told))
         self.stepping = bool(batch)

@@ -6,7 +6,6 @@ device is chosen.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import sys
 import threading
@@ -30,7 +29,7 @@ from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.device_memory import DeviceMemory, host_memory
 from worker.memory.paged_kv import PagedKv
-from worker.models.filling import Copy
+from worker.models.filling import Copy, host_copy
 from worker.models.load import Model
 from worker.models.weights import Pack
 
@@ -134,7 +133,7 @@ class _Host:
         self.computes = "native" if self._kernels else "torch"
         self.pack: Pack | None = self._kernels.pack if self._kernels else None
         self.layout = f"{self.computes}/{self._kernels.products[0] if self._kernels else ''}"
-        self.copy: Copy = ctypes.memmove
+        self.copy: Copy = host_copy
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Device.movers`."""

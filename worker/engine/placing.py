@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,7 +9,7 @@ from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from worker.core.granules import OutOfGranules
 from worker.core.residency import Load, Residency
-from worker.models.filling import Copy, Filling
+from worker.models.filling import Copy, Filling, host_copy
 from worker.models.image import HostImage
 from worker.models.load import Model
 
@@ -31,7 +30,7 @@ class Placing:
 
     residency: Residency
     models: Mapping[str, Placed]
-    copy: Copy = ctypes.memmove
+    copy: Copy = host_copy
     threads: int = 1
     clock: Clock = field(default_factory=RealClock)
     #: Wakes the device's thread. Any thread.
