@@ -1,0 +1,28 @@
+"""The result in README.md, from result.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from write_figures import read, table
+
+
+def result() -> str:
+    found = read(Path(__file__).with_name("result.json"))
+    ratio = found["cold_over_active"]
+    return f"""
+`bench/activation/run`, 2026-11-26, two cores of an Intel Xeon with AMX. Medians and their intervals:
+
+{table(("ms until all weights are there", "median", "interval"), rows(found["weights_ms"]))}
+
+{table(("ms to the first token", "median", "interval"), rows(found["first_token_ms"]))}
+
+Cold ÷ active: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f}), so a little more than wanted. Copying and computing
+share two cores, and the other model's weights have to leave first. Hints are few, and the active turns beside them have
+not waited for a minute.
+"""
+
+
+def rows(figures: dict[str, Any]) -> list[list[str]]:
+    return [[name, f"{of[0]:.0f}", f"{of[1]:.0f} to {of[2]:.0f}"] for name, of in figures.items()]
