@@ -165,23 +165,28 @@ class Residency:
                 not resident.core.saving.busy or now - resident.since_s >= DRAIN_S
             ):
                 self._unload(resident)
+        owed = 0
         for resident in sorted(self._waiting(), key=_urgency):
-            if resident.state is ModelState.COLD and self._activate(resident, victims=self._idle(0.0)):
-                continue
-            self._make_turn(resident)
-            break
+            if resident.state is ModelState.LOADING:
+                owed += resident.least
+            elif resident.state is ModelState.COLD and self._activate(resident, self._idle(0.0), owed):
+                owed += resident.least
+            else:  # until it computes, later ones take no memory
+                if resident.starved or resident.state is ModelState.COLD:
+                    self._make_turn(resident)
+                break
         for resident in self.models.values():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
-                self._activate(resident, victims=self._idle(IDLE_S))
+                self._activate(resident, self._idle(IDLE_S))
 
     def _waiting(self) -> list[Resident]:
-        """Models whose requests wait for weights, or for any memory."""
+        """Models whose requests wait for weights, or for any memory, and have not computed since."""
         for resident in self.models.values():
             resident.note_wait(self._now)
         return [
             each
             for each in self.models.values()
-            if each.core.live and (each.starved or (each.state is ModelState.COLD and self._now >= each.retry_s))
+            if math.isfinite(each.waits_s) and each.state is not ModelState.DRAINING and self._now >= each.retry_s
         ]
 
     def due_in_s(self, now: float) -> float:
@@ -227,15 +232,16 @@ class Residency:
             self._unload(resident)
 
     # ---- decisions ---------------------------------------------------------------------------------------------
-    def _activate(self, resident: Resident, victims: Sequence[Resident]) -> bool:
-        """Find memory for the model's weights and load them. False if there is not enough."""
+    def _activate(self, resident: Resident, victims: Sequence[Resident], owed: int = 0) -> bool:
+        """Find memory for the model's weights and load them. False if there is not enough. owed: granules that must
+        remain for others."""
         if self.one_at_a_time:
             others = [each for each in self.models.values() if each.state is not ModelState.COLD]
             if any(each not in victims for each in others):
                 return False
             for victim in others:
                 self._unload(victim)
-        need = resident.granules + resident.least
+        need = resident.granules + resident.least + owed
         short = need - self.balloon.obtainable
         leaving: list[Resident] = []
         for victim in victims:
