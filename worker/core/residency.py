@@ -167,14 +167,13 @@ class Residency:
                 self._unload(resident)
         owed = 0
         for resident in sorted(self._waiting(), key=_urgency):
-            if resident.state is ModelState.LOADING:
-                owed += resident.least
-            elif resident.state is ModelState.COLD and self._activate(resident, self._idle(0.0), owed):
-                owed += resident.least
-            else:  # until it computes, later ones take no memory
+            if resident.state is ModelState.COLD:
+                self._activate(resident, self._idle(0.0), owed)
+            if resident.state is not ModelState.LOADING:  # until it computes, later ones take no memory
                 if resident.starved or resident.state is ModelState.COLD:
                     self._make_turn(resident)
                 break
+            owed += resident.least
         for resident in self.models.values():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
                 self._activate(resident, self._idle(IDLE_S))
