@@ -79,6 +79,10 @@ In the mean of returning turns `balanced` is behind `sticky` in {Figure(behind):
 """
 
 
+#: Of results from when all mechanisms were on.
+BEFORE = "Measured with layer priority on, as it was by default then (docs/design/0036-layers-under-load.md says what changed)."
+
+
 def switches() -> str:
     """`balanced` without each mechanism, over `balanced`."""
     found = document("result-switches.json")
@@ -86,10 +90,12 @@ def switches() -> str:
     for name, arms in found["cells"].items():
         for arm in (arm for arm in arms if arm != "balanced"):
             rows.append([quoted(name), arm, *(spread(ratios(arms[arm], arms["balanced"], of, at)) for of, at in pairs)])
+    before = any("no-layer-priority" in arms for arms in found["cells"].values())
     return f"""
 ### Without one mechanism
 
 `bench/pressure/run --switches`, the same load, {found["settings"]["seeds"]:.0f} seeds: `balanced` without one mechanism ÷ `balanced`. Above one, the mechanism pays.
+{BEFORE if before else "`layer-priority` is on, which it is not by default."}
 
 {table(("", "without", "returning, mean", "returning, p95", "end to end, mean"), rows)}
 """
