@@ -12,7 +12,7 @@ import torch
 from tests.worker.engine_harness import CHUNK, GRANULE, tiny_model
 from worker.core.granules import GranuleState
 from worker.memory.device_memory import DeviceMemory, host_memory
-from worker.models import filling, image
+from worker.models import filling
 from worker.models.filling import FillFailed, Filling
 from worker.models.image import HostImage, image_of, remove_unused
 from worker.models.load import Model, lay_out, load_model
@@ -134,7 +134,6 @@ def test_a_damaged_image_is_made_again(directory: Path, memory: DeviceMemory, tm
         file.seek(100)
         file.write(b"damage")
     again = made(tmp_path, model)
-    assert again.path.stat().st_size == again.bytes and image._digest(again._fd, again.bytes - 32)
     model.map()
     Filling(model.spans, again, lambda: None).wait(len(model.spans) - 1)
     expected = contents(load_model(directory, memory, "float32", "cpu", CHUNK, None))

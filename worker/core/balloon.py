@@ -57,10 +57,10 @@ class Balloon:
         self.idle_weights: Callable[[Share], int] = lambda share: 0
         self.unload_idle: Callable[[Share, int], object] = lambda share, granules: None
 
-    def join(self, name: str, cache: HbmCache, slab_granules: int, weights: int = 0, priority: int = 0) -> Share:
-        """A model's share, with a limit of 0, made its cache's supply. weights: granules of its weights. priority: the
-        model with the greatest number gives up memory first."""
-        share = Share(self, name, cache, slab_granules, weights, priority)
+    def join(self, name: str, cache: HbmCache, slab_granules: int, priority: int = 0) -> Share:
+        """A model's share, with a limit of 0, made its cache's supply. priority: the model with the greatest number
+        gives up memory first."""
+        share = Share(self, name, cache, slab_granules, priority)
         self.shares.append(share)
         cache.pool.set_limit(0)
         cache.supply = share
@@ -107,11 +107,10 @@ class Share:
     """One model's part, in granules; the `Supply` of its cache. weights: of its weights, on the device or on their
     way."""
 
-    def __init__(
-        self, balloon: Balloon, name: str, cache: HbmCache, slab_granules: int, weights: int, priority: int
-    ) -> None:
+    def __init__(self, balloon: Balloon, name: str, cache: HbmCache, slab_granules: int, priority: int) -> None:
         self._balloon, self.name, self.cache, self.pool = balloon, name, cache, cache.pool
-        self.slab_granules, self.weights, self.priority = slab_granules, weights, priority
+        self.slab_granules, self.priority = slab_granules, priority
+        self.weights = 0
         self.yields: Yields | None = None
         #: (priority, arrival) of the request that waits for memory, if any.
         self._waiting: tuple[int, float] | None = None
