@@ -8,7 +8,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.trouble import Trouble
 from tests.worker.virtual_device import VirtualDevice
 from tests.worker.virtual_model import CHUNK, random_prompt
 
@@ -123,20 +122,7 @@ def anything(seed: int, requests: int) -> VirtualDevice:
         step_tokens=dice.choice([16, 40, 1024]),
         max_batch=dice.choice([1, 2, 5, 64]),
     )
-    for model in device.models:
-        slow_s = dice.choice([0.0, 0.001, 0.05])
-        model.store.latency = lambda slow_s=slow_s: dice.random() * slow_s  # type: ignore[misc]
-        model.loader.copy_s = dice.choice([0.0, 0.001, 0.1])
-        faults, refusals = dice.choice([0.0, 0.0, 0.05]), dice.choice([0.0, 0.0, 0.2, 1.0])
-        model.store.fault = lambda key, layer, faults=faults: dice.random() < faults  # type: ignore[misc]
-        model.store.refuse = lambda key, refusals=refusals: dice.random() < refusals  # type: ignore[misc]
-        trouble = Trouble(model, dice, random.Random(dice.random()), requests)
-        for _ in range(requests * 3):
-            device.world.at(dice.random() * requests * 0.05, trouble.something)
-    device.go(until=lambda: device.world.now() >= requests * 0.05)
-    for model in device.models:
-        if model.store.arena is not None:
-            model.store.hangs_until_s = min(model.store.hangs_until_s, device.world.now() + 15.0)
+    device.suffer(dice, requests, span_s=requests * 0.05)
     return device
 
 

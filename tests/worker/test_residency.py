@@ -9,7 +9,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from contracts.models import ModelState
-from tests.worker.trouble import Trouble
 from tests.worker.virtual_device import VirtualDevice
 from tests.worker.virtual_model import CHUNK, random_prompt
 from worker.core.residency import IDLE_S, SLICE_S
@@ -153,18 +152,7 @@ def anything(seed: int, requests: int) -> VirtualDevice:
     assert device.placing is not None
     device.placing.layer_s, device.placing.dice = dice.choice([0.001, 0.05, 0.3]), dice
     device.placing.fails = dice.choice([0.0, 0.0, 0.1])
-    for model in device.models:
-        slow_s = dice.choice([0.0, 0.001, 0.05])
-        model.store.latency = lambda slow_s=slow_s: dice.random() * slow_s  # type: ignore[misc]
-        faults = dice.choice([0.0, 0.0, 0.05])
-        model.store.fault = lambda key, layer, faults=faults: dice.random() < faults  # type: ignore[misc]
-        trouble = Trouble(model, dice, random.Random(dice.random()), requests, longest=16 - 3)
-        for _ in range(requests * 3):
-            device.world.at(dice.random() * requests * dice.choice([0.05, 1.0]), trouble.something)
-    device.go(until=lambda: device.world.now() >= requests)
-    for model in device.models:
-        if model.store.arena is not None:
-            model.store.hangs_until_s = min(model.store.hangs_until_s, device.world.now() + 15.0)
+    device.suffer(dice, requests, span_s=requests * dice.choice([0.05, 1.0]), longest=16 - 3)
     return device
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from contracts.models import ModelState
+from tests.worker.trouble import Trouble
 from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import LAYERS, Granules, World
 from worker.core.balloon import Balloon
@@ -155,6 +156,22 @@ class VirtualDevice:
                 model.engine.turn()
                 self.check()
 
+    def suffer(self, dice: random.Random, requests: int, *, span_s: float, longest: int | None = None) -> None:
+        """Everything that can happen (`Trouble`) happens to each model, for about `span_s`."""
+        for model in self.models:
+            slow_s = dice.choice([0.0, 0.001, 0.05])
+            model.store.latency = functools.partial(_up_to, dice, slow_s)
+            model.loader.copy_s = dice.choice([0.0, 0.001, 0.1])
+            model.store.fault = functools.partial(_chance, dice, dice.choice([0.0, 0.0, 0.05]))
+            model.store.refuse = functools.partial(_chance, dice, dice.choice([0.0, 0.0, 0.2, 1.0]))
+            trouble = Trouble(model, dice, random.Random(dice.random()), requests, longest)
+            for _ in range(requests * 3):
+                self.world.at(dice.random() * span_s, trouble.something)
+        self.go(until=lambda: self.world.now() >= span_s)
+        for model in self.models:
+            if model.store.arena is not None:
+                model.store.hangs_until_s = min(model.store.hangs_until_s, self.world.now() + 15.0)
+
     def finish(self) -> None:
         """Everything ends, every answer is a cold run's, and each model can have all memory but its weights'."""
         self.go()
@@ -166,3 +183,11 @@ class VirtualDevice:
                 self.placing.turn(functools.partial(unmap_for, self._engines))
             assert model.cache.make_room(model.pool.reach * LAYERS, self.world.now()), "memory is stuck"
             self.check()
+
+
+def _up_to(dice: random.Random, most_s: float) -> float:
+    return dice.random() * most_s
+
+
+def _chance(dice: random.Random, chance: float, *_: object) -> bool:
+    return dice.random() < chance
