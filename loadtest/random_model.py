@@ -80,6 +80,20 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "bfloat16",
     ),
+    # An 8B model of the Llama family.
+    "8b": (
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128_256,
+            "rope_theta": 500_000.0,
+            "max_position_embeddings": 65_536,
+        },
+        "bfloat16",
+    ),
 }
 
 
@@ -119,8 +133,8 @@ def weight_bytes(config: dict[str, Any]) -> int:
 def make_random_model(directory: Path, config: dict[str, Any], seed: int, dtype: str) -> Path:
     """Write a model into `directory` and return it: weights are normal with deviation 0.02, norms are one.
 
-    config: keys of config.json over the Llama defaults. The same arguments give the same bytes. Raises ValueError when
-    the vocabulary is smaller than the tokenizer's.
+    config: keys of config.json over the Llama defaults. The same arguments give the same bytes on the same device: a
+    CUDA device where there is one, else the CPU. Raises ValueError when the vocabulary is smaller than the tokenizer's.
     """
     import torch
     from safetensors.torch import save_file
@@ -130,12 +144,13 @@ def make_random_model(directory: Path, config: dict[str, Any], seed: int, dtype:
     if int(str(config["vocab_size"])) < known:
         raise ValueError(f"vocab_size {config['vocab_size']} is below the tokenizer's {known}; give at least that")
     directory.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(seed)
     kind: torch.dtype = getattr(torch, dtype)
     tensors = {
         name: torch.ones(shape, dtype=kind)
         if len(shape) == 1
-        else (torch.randn(shape, generator=generator) * _DEVIATION).to(kind)
+        else (torch.randn(shape, generator=generator, device=device) * _DEVIATION).to("cpu", kind)
         for name, shape in tensor_shapes(config)
     }
     temporary = directory / "model.safetensors.part"

@@ -155,7 +155,7 @@ def _serve_in_turns(
     room = _image_bytes(config)
     for image, each in zip(images, ids, strict=True):
         key = image.shape.fingerprint + device.layout.encode()
-        host = image_of(config.shm_dir, key, image.model.spans, room)
+        host = image_of(config.shm_dir, key, image.model.spans, room, device.lock)
         room -= host.bytes if host else 0
         packed += [host] if host else []
         need = image.weight_granules(memory) + -(-_MIN_CHUNKS * image.shape.chunk_bytes // memory.granule_bytes)

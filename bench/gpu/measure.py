@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from elastic import activation, granules
 from rich.console import Console
 from rich.table import Table
 from setting import Setting, make
@@ -48,9 +49,13 @@ def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
         "prefill": [bench.prefill(n, ceilings["matrix_tflop_s"]) for n in tokens],
         "loads": bench.loads(),
         "first_token": [bench.first_token(n) for n in contexts],
+        "granules": granules(setting, rounds),
+        "activation": activation(setting, lambda: bench.prompt(0, tokens[0]), rounds),
     }
     console = Console()
     console.print(figures["ceilings"])
+    for name in ("granules", "activation"):
+        console.print(name, {what: float(f"{value:.3g}") for what, value in figures[name].items()})
     for name in ("decode", "prefill", "loads", "first_token"):
         rows = figures[name] if isinstance(figures[name], list) else [figures[name]]
         table = Table(*rows[0], title=name)
@@ -63,6 +68,7 @@ def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
         device = torch.cuda.get_device_name()
         units = {
             "s": "seconds",
+            "us": "microseconds",
             "gb_s": "10^9 bytes a second",
             "tflop_s": "10^12 operations a second",
             "share": "of the ceiling of this run",

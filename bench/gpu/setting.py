@@ -18,8 +18,11 @@ from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaDriver
 from worker.memory.cuda_memory import cuda_memory
 from worker.memory.cuda_streams import CudaStream
+from worker.memory.cuda_weights import WeightCopies
 from worker.memory.device_memory import DeviceMemory, host_memory
 from worker.memory.paged_kv import PagedKv
+from worker.models.filling import Copy, host_copy
+from worker.models.image import Lock, no_lock
 from worker.models.llama import RopeTable
 from worker.models.load import Model
 from worker.models.weights import SlotTable, TopWeights, WeightSpan, layer_parts, top_parts
@@ -77,6 +80,9 @@ class Setting:
     fence: Fence
     arena: Arena
     driver: CudaDriver | None
+    #: Copies weights, and page-locks where they come from.
+    copy: Copy = host_copy
+    lock: Lock = no_lock
 
     @property
     def weight_bytes(self) -> int:
@@ -101,11 +107,9 @@ def make(rehearse: bool, arena_gib: float) -> Setting:
         memory = cuda_memory(driver, driver.free_bytes()[0] // 2 // GRANULE * GRANULE, GRANULE, queue.device)
     weights = Owner(Use.WEIGHTS, "bench")
     checkpoint: Any = RandomCheckpoint(dtype, queue.device)
-    layers = SlotTable(
-        [WeightSpan(memory, weights, layer_parts(checkpoint, config, n), dtype) for n in range(config.layers)]
-    )
+    spans = [WeightSpan(memory, weights, layer_parts(checkpoint, config, n), dtype) for n in range(config.layers)]
     top = WeightSpan(memory, weights, top_parts(checkpoint, config), dtype)
-    views = top.load()
+    views, layers = top.load(), SlotTable(spans)
     for n in range(config.layers):
         layers.load_layer(n)
     checkpoint.tensors.clear()
@@ -121,6 +125,7 @@ def make(rehearse: bool, arena_gib: float) -> Setting:
         rope=RopeTable(config, dtype),
         max_tokens=config.max_tokens,
         eos_ids=set(),
+        spans=[top, *spans],
         weight_bytes=0,
     )
     kv = PagedKv.reserve(
@@ -140,6 +145,6 @@ def make(rehearse: bool, arena_gib: float) -> Setting:
         CudaStream(driver, queue.device),
         CudaStream(driver, queue.device),
     )
-    copier = CudaCopier(kv, driver, *streams)
+    copier, weights_copies = CudaCopier(kv, driver, *streams), WeightCopies(driver, queue.device)
     copier.adopt(arena)
-    return Setting(config, model, kv, queue, copier, copier, arena, driver)
+    return Setting(config, model, kv, queue, copier, copier, arena, driver, weights_copies.copy, weights_copies.lock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaDriver
 from worker.memory.cuda_memory import cuda_memory
 from worker.memory.cuda_streams import CudaStream
+from worker.memory.cuda_weights import WeightCopies
 from worker.memory.paged_kv import PagedKv
+from worker.memory.tensors import tensor_at
 
 pytestmark = ONLY_CUDA
 SHAPE = KvShape.of_heads(bytes(32), layers=2, kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16")
@@ -115,8 +118,6 @@ def test_a_graph_is_captured_while_another_thread_copies(harness: Harness) -> No
 def test_a_graph_replays_on_memory_that_was_lent_and_came_back(harness: Harness) -> None:
     span = harness.pool.reserve(2 << 20, KV)
     span.map(0, harness.pool.take(1, KV))
-    from worker.memory.tensors import tensor_at
-
     seen = tensor_at(span.address, torch.float32, [1024], DEVICE)
     out = torch.empty(1024, device=DEVICE)
     with harness.queue.computing():
@@ -131,3 +132,31 @@ def test_a_graph_replays_on_memory_that_was_lent_and_came_back(harness: Harness)
         replay()
     harness.queue.finish()
     assert (out == 3).all()
+
+
+def test_a_graph_is_captured_after_all_others_have_gone(harness: Harness) -> None:
+    out = torch.zeros(64, device=DEVICE)
+    with harness.queue.computing():
+        out.add_(1)
+        for _ in range(3):
+            captured = harness.queue.capture(lambda: out.add_(1))
+            captured.replay()
+            del captured
+    harness.queue.finish()
+    assert (out == 4).all()
+
+
+def test_weights_come_from_page_locked_memory_that_is_only_read(
+    harness: Harness, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = np.random.default_rng(2).integers(0, 256, 3 << 20, dtype=np.uint8)
+    (tmp_path / "image").write_bytes(written.tobytes())
+    with (tmp_path / "image").open("rb") as file:
+        read = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
+    weights = WeightCopies(harness.driver, DEVICE)
+    unlock = weights.lock(read.ctypes.data, read.nbytes)
+    weights.copy(harness.kv.span.address, read.ctypes.data, read.nbytes)
+    unlock()
+    seen = tensor_at(harness.kv.span.address, torch.uint8, [read.nbytes], DEVICE)
+    assert np.array_equal(seen.cpu().numpy(), written)
+    assert "not page-locked" not in "".join(capsys.readouterr())

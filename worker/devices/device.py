@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 
 from contracts.errors import ConfigError
@@ -30,12 +28,12 @@ from worker.memory.copier import Copier, HostCopier
 from worker.memory.device_memory import DeviceMemory, host_memory
 from worker.memory.paged_kv import PagedKv
 from worker.models.filling import Copy, host_copy
+from worker.models.image import Lock, no_lock
 from worker.models.load import Model
 from worker.models.weights import Pack
 
 if TYPE_CHECKING:
     from worker.memory.cuda_copier import CudaCopier
-    from worker.memory.cuda_streams import CudaStream
 
 log = telemetry.logger("worker.devices.device")
 _WIDEST_HEAD = 256
@@ -53,6 +51,8 @@ class Device(Protocol):
     layout: str
     #: Copies weights from host memory.
     copy: Copy
+    #: Page-locks host memory, so that `copy` from it is fast.
+    lock: Lock
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """The runner of `model` over `kv`, and the copier of kv's pages. Called once."""
@@ -134,6 +134,7 @@ class _Host:
         self.pack: Pack | None = self._kernels.pack if self._kernels else None
         self.layout = f"{self.computes}/{self._kernels.products[0] if self._kernels else ''}"
         self.copy: Copy = host_copy
+        self.lock: Lock = no_lock
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Device.movers`."""
@@ -154,6 +155,7 @@ class _Cuda:
         from worker.devices.cuda.queue import CudaQueue
         from worker.memory.cuda_driver import CudaDriver
         from worker.memory.cuda_memory import cuda_memory
+        from worker.memory.cuda_weights import WeightCopies
 
         for model in models:
             if why := suits_cuda(model, config.kv.chunk_tokens):
@@ -162,8 +164,6 @@ class _Cuda:
                 )
         self._worker, granule = config.worker, config.worker.granule_bytes
         self._queue, self._driver = CudaQueue(), CudaDriver()
-        self._copying = threading.Lock()
-        self._weights_stream: CudaStream | None = None
         wanted = int(config.kv.hbm_gib * GIB) // granule * granule
         free, total = self._driver.free_bytes()
         if wanted > free:
@@ -177,7 +177,9 @@ class _Cuda:
         except ValueError as e:
             raise ConfigError(f"worker.granule_bytes = {granule}, kv.hbm_gib = {config.kv.hbm_gib}: {e}") from e
         self.computes = self.layout = "cuda"
-        self.copy: Copy = self._copy_weights
+        weights = WeightCopies(self._driver, self._queue.device)
+        self.copy: Copy = weights.copy
+        self.lock: Lock = weights.lock
         self.pack: Pack | None = None
         self.niceness = 0  # the thread launches kernels and computes little itself
 
@@ -200,16 +202,6 @@ class _Cuda:
     def copier(self, kv: PagedKv) -> Copier:
         """See `Device.copier`."""
         return self._copier(kv)
-
-    def _copy_weights(self, to: int, source: int, bytes_: int) -> None:
-        from worker.memory.cuda_streams import CudaStream
-
-        with self._copying:
-            if self._weights_stream is None:
-                self._weights_stream = CudaStream(self._driver, self._queue.device)
-            self._weights_stream.copy(np.array([to]), np.array([source]), bytes_)
-            mark = self._weights_stream.mark()
-        mark.wait()
 
     def _copier(self, kv: PagedKv) -> CudaCopier:
         from worker.memory.cuda_copier import CudaCopier

@@ -13,7 +13,7 @@ from contracts.errors import UpbeatError
 from runtime import telemetry
 
 log = telemetry.logger("worker.cuda")
-_PORTABLE = 0x01  # CU_MEMHOSTREGISTER_PORTABLE
+_PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY
 
 
 class CudaError(UpbeatError):
@@ -166,9 +166,11 @@ class CudaDriver:
         self._call(self._at().cuCtxSynchronize(), "cuCtxSynchronize")
 
     # ---- copies ------------------------------------------------------------------------------------------------
-    def register(self, address: int, bytes_: int) -> None:
-        """Page-locks host memory, so that copies to and from it are asynchronous."""
-        self._call(self._at().cuMemHostRegister(address, bytes_, _PORTABLE), "cuMemHostRegister")
+    def register(self, address: int, bytes_: int, *, read_only: bool = False) -> None:
+        """Page-locks host memory, so that copies to and from it are asynchronous. read_only: it is mapped for reading
+        only."""
+        flags = _PORTABLE | (_READ_ONLY if read_only else 0)
+        self._call(self._at().cuMemHostRegister(address, bytes_, flags), "cuMemHostRegister")
 
     def unregister(self, address: int) -> None:
         """Undoes `register`."""
@@ -180,9 +182,8 @@ class CudaDriver:
             return
         driver = self._at()
         if self._batches:
-            result = driver.cuMemcpyBatchAsync(
-                to, source, [bytes_] * len(to), len(to), [self._in_order()], [0], 1, stream
-            )
+            ends = ([driver.CUdeviceptr(address) for address in addresses] for addresses in (to, source))
+            result = driver.cuMemcpyBatchAsync(*ends, [bytes_] * len(to), len(to), [self._in_order()], [0], 1, stream)
             if not int(result[0]):
                 return
             self._batches = False

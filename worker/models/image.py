@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,26 +24,39 @@ _PREFIX, _SUFFIX = "upbeat-weights-", ".image"
 _DIGEST = 32
 
 
+#: lock(address, bytes): page-locks host memory that is only read, and returns what undoes it.
+Lock = Callable[[int, int], Callable[[], object]]
+
+
+def no_lock(address: int, bytes_: int) -> Callable[[], object]:
+    """A `Lock` for devices whose copies do not need it."""
+    return lambda: None
+
+
 class HostImage:
     """See the module. addresses: of each span's bytes, in the order of the spans that made it."""
 
-    def __init__(self, path: Path, fd: int, sizes: Sequence[int]) -> None:
+    def __init__(self, path: Path, fd: int, sizes: Sequence[int], lock: Lock) -> None:
         self.path, self._fd = path, fd
         self._mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         self._bytes = np.frombuffer(self._mapped, np.uint8)
         self.bytes = len(self._bytes)
         base = int(self._bytes.ctypes.data)
         self.addresses = [base + at for at in _offsets(sizes)[:-1]]
+        self._unlock = lock(base, self.bytes)
 
     def close(self) -> None:
         """Stop using it; the file goes when nobody else uses it."""
+        self._unlock()
         del self._bytes
         self._mapped.close()
         _remove_if_unused(self.path, self._fd)
         os.close(self._fd)
 
 
-def image_of(directory: Path, key: bytes, spans: Sequence[WeightSpan], room: int) -> HostImage | None:
+def image_of(
+    directory: Path, key: bytes, spans: Sequence[WeightSpan], room: int, lock: Lock = no_lock
+) -> HostImage | None:
     """The image of these spans, opened, or made if there is none. Takes as long as reading and packing the checkpoint.
 
     key: identifies model, type and layout. room: bytes that may be used. None: it does not fit, or cannot be written.
@@ -54,7 +67,7 @@ def image_of(directory: Path, key: bytes, spans: Sequence[WeightSpan], room: int
     path = directory / f"{_PREFIX}{blake3(key + repr(sizes).encode()).hexdigest()[:32]}{_SUFFIX}"
     try:
         with _only(path):
-            return _opened(path, sizes) or _made(path, spans, sizes)
+            return _opened(path, sizes, lock) or _made(path, spans, sizes, lock)
     except OSError as error:
         log.warning("no image of the weights in host memory", path=str(path), error=str(error))
         return None
@@ -71,7 +84,7 @@ def remove_unused(directory: Path) -> None:
         os.close(fd)
 
 
-def _opened(path: Path, sizes: Sequence[int]) -> HostImage | None:
+def _opened(path: Path, sizes: Sequence[int], lock: Lock) -> HostImage | None:
     """The existing image, if its digest is right."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -80,14 +93,14 @@ def _opened(path: Path, sizes: Sequence[int]) -> HostImage | None:
     fcntl.flock(fd, fcntl.LOCK_SH)
     length = sum(sizes)
     if os.fstat(fd).st_size == length + _DIGEST and os.pread(fd, _DIGEST, length) == _digest(fd, length):
-        return HostImage(path, fd, sizes)
+        return HostImage(path, fd, sizes, lock)
     log.warning("the image of the weights is damaged; making it again", path=str(path))
     os.close(fd)
     path.unlink(missing_ok=True)
     return None
 
 
-def _made(path: Path, spans: Sequence[WeightSpan], sizes: Sequence[int]) -> HostImage:
+def _made(path: Path, spans: Sequence[WeightSpan], sizes: Sequence[int], lock: Lock) -> HostImage:
     temporary = path.with_suffix(f".{os.getpid()}")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -102,7 +115,7 @@ def _made(path: Path, spans: Sequence[WeightSpan], sizes: Sequence[int]) -> Host
             del view
         fcntl.flock(fd, fcntl.LOCK_SH)
         temporary.replace(path)
-        return HostImage(path, fd, sizes)
+        return HostImage(path, fd, sizes, lock)
     except BaseException:
         temporary.unlink(missing_ok=True)
         os.close(fd)

@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -53,7 +54,9 @@ class CudaQueue:
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
         self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        #: The memory of this queue's graphs. torch refuses a pool whose graphs have all gone.
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def computing(self) -> AbstractContextManager[object]:
         """See `Queue.computing`."""
@@ -64,12 +67,15 @@ class CudaQueue:
         """See `Queue.capture`. Other threads may start copies on other streams meanwhile. bytes: the decrease of the
         device's free memory, including concurrent allocations of others."""
         graph, (before, _) = torch.cuda.CUDAGraph(), torch.cuda.mem_get_info(self.device)
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
         with self.computing():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
             finally:
                 graph.capture_end()
+        self._graphs.add(graph)
         after, _ = torch.cuda.mem_get_info(self.device)
         return Captured(graph.replay, max(before - after, 0))
 
