@@ -164,7 +164,7 @@ def _serve_in_turns(
                 before.image.model.unload()
         if memory.free < need:
             raise too_large(image.config.model, image.model, memory)
-        image.model.map()
+        image.model.take()
         Filling(image.model.spans, host, lambda: None, copy=device.copy).wait(len(image.model.spans) - 1)
         placed[image.name] = Placed(image.model, host)
         servings.append(_serve(image, memory.total, each, device, threads, salt_of))

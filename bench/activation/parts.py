@@ -45,6 +45,6 @@ def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
 
 def _bring(model: Model, image: HostImage | None) -> float:
     began = time.monotonic()
-    model.map()
+    model.take()
     Filling(model.spans, image, lambda: None, threads=_THREADS).wait(len(model.spans) - 1)
     return time.monotonic() - began

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from setting import GRANULE, Setting
 
 from worker.core.granules import Owner, Use
@@ -47,38 +48,86 @@ def granules(s: Setting, rounds: int) -> dict[str, float]:
     return {name: statistics.median(times) / _TOGETHER * 1e6 for name, times in taken.items()}
 
 
+def driver_calls(s: Setting, rounds: int) -> dict[str, float]:
+    """Microseconds a granule of the driver's calls behind `granules`, _TOGETHER at a time."""
+    driver = s.driver
+    if driver is None:
+        return {}
+    taken, address = dict[str, list[float]](), driver.reserve(_TOGETHER * GRANULE)
+    places = [address + n * GRANULE for n in range(_TOGETHER)]
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        found = work()
+        taken.setdefault(f"{name}_us", []).append((time.perf_counter() - began) / _TOGETHER * 1e6)
+        return found
+
+    for n in range(2 * rounds):
+        handles = timed("create", lambda: [driver.create(GRANULE) for _ in places])
+        timed("map", lambda handles=handles: [driver.map(p, GRANULE, h) for p, h in zip(places, handles, strict=True)])
+        timed("allow", lambda: driver.allow(address, _TOGETHER * GRANULE))
+        timed("zero", lambda: driver.zero(address, _TOGETHER * GRANULE))
+        if n % 2:
+            timed("unmap_together", lambda: driver.unmap(address, _TOGETHER * GRANULE))
+        else:
+            timed("unmap_each", lambda: [driver.unmap(p, GRANULE) for p in places])
+        timed("release", lambda handles=handles: [driver.release(h) for h in handles])
+    driver.free(address, _TOGETHER * GRANULE)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
 def activation(s: Setting, first_token: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Seconds until a model's weights are here, and until `first_token` has returned, by the memory they get; and of
-    `first_token` when all are here."""
+    """Seconds until a model's weights are here, and until `first_token` has returned, by the memory they get; of
+    `first_token` when all are here; and until they have gone. product: of another model's matrix product, meanwhile
+    and alone."""
     found: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], object]) -> None:
+        began = time.perf_counter()
+        work()
+        found.setdefault(f"{name}_s", []).append(time.perf_counter() - began)
+
+    a = torch.randn(2048, 2048, dtype=s.model.dtype, device=s.queue.device)
+    b = torch.empty_like(a)
+
+    def neighbour(still: Callable[[], bool]) -> list[float]:
+        """Seconds of each matrix product, launched and waited for, while `still`."""
+        seen = []
+        with s.queue.computing():
+            while still() or not seen:
+                began = time.perf_counter()
+                torch.mm(a, a, out=b)
+                s.queue.finish()
+                seen.append(time.perf_counter() - began)
+        return seen
+
+    def bring(work: Callable[[Filling], object]) -> None:
+        s.model.take()
+        filling = Filling(s.model.spans, image, lambda: None, copy=s.copy, threads=_THREADS)
+        s.model.layers.before_use = lambda layer: filling.wait(layer + 1)
+        filling.wait(1)
+        work(filling)
+        filling.wait(len(filling) - 1)
+        s.model.layers.before_use = lambda layer: None
+
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
         began = time.perf_counter()
         image = image_of(Path(shared), b"bench", s.model.spans, 1 << 40, s.lock)
         made_s = time.perf_counter() - began
         assert image is not None, "there is no room for the image"
+        products = dict[str, list[float]]()
         for n in range(rounds + 1):
+            if n == 1:
+                found.clear()  # the first round warms up
             for name, keep in (("new", False), ("warm", True)):
-                for what, compute in (("weights", False), ("first_token", True)):
-                    s.model.unload(keep=keep)
-                    began = time.perf_counter()
-                    s.model.map()
-                    mapped_s = time.perf_counter() - began
-                    filling = Filling(s.model.spans, image, lambda: None, copy=s.copy, threads=_THREADS)
-                    s.model.layers.before_use = lambda layer, filling=filling: filling.wait(layer + 1)
-                    if compute:
-                        filling.wait(1)
-                        first_token()
-                    else:
-                        filling.wait(len(filling) - 1)
-                    if n:  # the first round warms up
-                        found.setdefault(f"{what}_{name}_s", []).append(time.perf_counter() - began)
-                        found.setdefault(f"map_{name}_s", []).append(mapped_s)
-                    filling.wait(len(filling) - 1)
-                    s.model.layers.before_use = lambda layer: None
-            began = time.perf_counter()
-            first_token()
-            if n:
-                found.setdefault("active_s", []).append(time.perf_counter() - began)
+                for what, work in (("weights", lambda filling: None), ("first_token", lambda filling: first_token())):
+                    timed(f"gone_{name}", lambda keep=keep: s.model.unload(keep=keep))
+                    timed(f"{what}_{name}", lambda work=work: bring(work))
+            s.model.unload(keep=True)
+            bring(lambda filling: products.setdefault("meanwhile", []).extend(neighbour(lambda: not filling.over)))
+            timed("active", first_token)
+        until = time.perf_counter() + 0.3
+        products["alone"] = neighbour(lambda: time.perf_counter() < until)
         image.close()
     median = {name: statistics.median(times) for name, times in found.items()}
     size = sum(span.packed_bytes for span in s.model.spans)
@@ -87,4 +136,7 @@ def activation(s: Setting, first_token: Callable[[], object], rounds: int) -> di
         "weights_gb_s": size / median["weights_warm_s"] / 1e9,
         "over_active": median["first_token_warm_s"] / median["active_s"],
     }
+    for when, seen in products.items():
+        rates[f"product_{when}_p50_s"] = statistics.median(seen)
+        rates[f"product_{when}_p99_s"] = sorted(seen)[len(seen) * 99 // 100]
     return {"image_made_s": made_s} | median | rates

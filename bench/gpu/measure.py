@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from elastic import activation, granules
+from elastic import activation, driver_calls, granules
 from rich.console import Console
 from rich.table import Table
 from setting import Setting, make
@@ -23,8 +23,6 @@ from worker.devices.runner import Slice
 #: New tokens of a returning session.
 NEW_TOKENS = 50
 STEP_TOKENS = 2048
-#: Pieces per run of copies, like the loader's runs of about 2 MiB.
-_RUN_BYTES = 2 << 20
 
 
 def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
@@ -49,7 +47,7 @@ def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
         "prefill": [bench.prefill(n, ceilings["matrix_tflop_s"]) for n in tokens],
         "loads": bench.loads(),
         "first_token": [bench.first_token(n) for n in contexts],
-        "granules": granules(setting, rounds),
+        "granules": granules(setting, rounds) | driver_calls(setting, rounds),
         "activation": activation(setting, lambda: bench.prompt(0, tokens[0]), rounds),
     }
     console = Console()
@@ -177,7 +175,7 @@ class Bench:
 
     def bring(self, pages: np.ndarray, offsets: np.ndarray) -> None:
         """Load pieces in runs and wait for them."""
-        run = max(1, _RUN_BYTES // self.s.kv.page_bytes)
+        run = max(1, self.s.copier.run_bytes // self.s.kv.page_bytes)
         for at in range(0, len(pages), run):
             self.s.copier.load(self.s.arena, offsets[at : at + run], pages[at : at + run])
         self.s.copier.settle()
@@ -202,7 +200,7 @@ class Bench:
         room = self.s.arena.nbytes // kv.page_bytes
 
         def bring() -> None:
-            run = max(1, _RUN_BYTES // kv.page_bytes)
+            run = max(1, self.s.copier.run_bytes // kv.page_bytes)
             for layer in range(layers):
                 for at in range(0, chunks, run):
                     pages = slice_.pages[layer, at : min(at + run, chunks)]

@@ -50,6 +50,7 @@ class WatchedCopier:
 
     def __init__(self, copier: Copier) -> None:
         self._copier, self.saves, self.saved = copier, 0, threading.Event()
+        self.run_bytes = copier.run_bytes
 
     def adopt(self, arena: Arena) -> None:
         self._copier.adopt(arena)

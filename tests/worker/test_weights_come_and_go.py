@@ -53,7 +53,7 @@ def test_weights_from_an_image_are_those_of_the_checkpoint_each_time(
     model = laid_out(directory, memory)
     host = made(tmp_path, model)
     for _ in range(2):
-        model.map()
+        model.take()
         weights = Filling(model.spans, host, lambda: None, threads=2)
         weights.wait(len(weights) - 1)
         assert all(torch.equal(a, b) for a, b in zip(contents(model), expected, strict=True))
@@ -66,7 +66,7 @@ def test_weights_from_an_image_are_those_of_the_checkpoint_each_time(
 def test_without_an_image_the_checkpoint_is_packed(directory: Path, memory: DeviceMemory) -> None:
     expected = contents(load_model(directory, memory, "float32", "cpu", CHUNK, None))
     model = laid_out(directory, memory)
-    model.map()
+    model.take()
     weights = Filling(model.spans, None, lambda: None)
     weights.wait(len(weights) - 1)
     assert all(torch.equal(a, b) for a, b in zip(contents(model), expected, strict=True)) and not weights.layerwise
@@ -75,17 +75,17 @@ def test_without_an_image_the_checkpoint_is_packed(directory: Path, memory: Devi
 def test_layers_come_in_order_and_a_step_waits_for_its_own_only(
     directory: Path, memory: DeviceMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filling, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(filling, "PIECE_BYTES", 1)
     model = laid_out(directory, memory)
     host = made(tmp_path, model)
-    model.map()
+    model.take()
     gate, seen = threading.Semaphore(0), list[int]()
 
     def copy(to: int, source: int, size: int) -> None:
         gate.acquire()
 
     weights = Filling(model.spans, host, lambda: seen.append(weights.ready), copy=copy)
-    pieces = [-(-span.packed_bytes // 1000) for span in model.spans]
+    pieces = [span.span.granules for span in model.spans]
     gate.release(pieces[0] + pieces[1])
     weights.wait(1)
     assert weights.ready == 2 and not weights.over
@@ -103,7 +103,7 @@ def test_layers_come_in_order_and_a_step_waits_for_its_own_only(
 def test_a_copy_that_fails_is_told_to_who_waits(directory: Path, memory: DeviceMemory, tmp_path: Path) -> None:
     model = laid_out(directory, memory)
     host = made(tmp_path, model)
-    model.map()
+    model.take()
 
     def copy(to: int, source: int, size: int) -> None:
         raise OSError("no more")
@@ -134,7 +134,7 @@ def test_a_damaged_image_is_made_again(directory: Path, memory: DeviceMemory, tm
         file.seek(100)
         file.write(b"damage")
     again = made(tmp_path, model)
-    model.map()
+    model.take()
     Filling(model.spans, again, lambda: None).wait(len(model.spans) - 1)
     expected = contents(load_model(directory, memory, "float32", "cpu", CHUNK, None))
     assert all(torch.equal(a, b) for a, b in zip(contents(model), expected, strict=True))
@@ -161,7 +161,7 @@ def test_weights_that_find_no_memory_change_nothing(directory: Path) -> None:
     model = laid_out(directory, memory)
     before = memory.ledger.counts()
     with pytest.raises(MemoryError):
-        model.map()
+        model.take()
     model.unload(keep=False)
     assert memory.ledger.counts() == before and (None, GranuleState.FREE) in before
     memory.validate()

@@ -89,12 +89,17 @@ class HostVirtualMemory:
         _libc.mprotect(address, bytes_, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def unmap(self, address: int, bytes_: int) -> None:
-        if self.mapped.get(address, (0, 0))[0] != bytes_:
-            raise CudaError("cuMemUnmap: not what one call mapped")
+        found, at = list[int](), address
+        while at < address + bytes_ and at in self.mapped:
+            found.append(at)
+            at += self.mapped[at][0]
+        if at != address + bytes_:
+            raise CudaError("cuMemUnmap: not whole mappings without gaps")
         if not self.settled:
             raise CudaError("cuMemUnmap: the device may still use it")
-        del self.mapped[address]
-        self.allowed.discard(address)
+        for at in found:
+            del self.mapped[at]
+            self.allowed.discard(at)
         _libc.mmap(address, bytes_, _NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE | _FIXED, -1, 0)
 
     def zero(self, address: int, bytes_: int) -> None:

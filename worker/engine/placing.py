@@ -62,7 +62,7 @@ class Placing:
     def _load(self, name: str, placed: Placed) -> None:
         model = placed.model
         try:
-            model.map()
+            model.take()
         except OutOfGranules:
             log.exception("no memory for weights that was counted", model=name)
             self.residency.failed(name)

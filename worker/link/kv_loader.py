@@ -29,8 +29,6 @@ from worker.memory.copier import Arena, Copier, HostCopier, UnderWay
 from worker.memory.paged_kv import PagedKv
 
 log = telemetry.logger("worker.link.kv_loader")
-#: Approximate bytes of a run of copies. `halt` waits for a run, and flags are set per run.
-RUN_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,9 @@ class KvLoader:
         """copier: default: copies within host memory."""
         self.kv, self.table, self._to_engine = kv, table, to_engine
         self._clock = clock or RealClock()
-        self._run = max(1, RUN_BYTES // kv.page_bytes)
         self.copier: Copier = copier or HostCopier(kv)
+        #: Pieces of a run of copies. `halt` waits for a run, and flags are set per run.
+        self._run = max(1, self.copier.run_bytes // kv.page_bytes)
         self.link: StoreLink | None = None
         #: Number of pages loaded, by demand or hint, and of pages saved. Each has one writer.
         self.loaded = {"demand": 0, "hint": 0}

@@ -30,6 +30,9 @@ class UnderWay(Protocol):
 class Copier(Protocol):
     """Copies whole pages. One thread calls `adopt` and `load`, one `save`; any thread may call `settle`."""
 
+    #: Bytes that a call of `load` should copy: some tenths of a millisecond.
+    run_bytes: int
+
     def adopt(self, arena: Arena) -> None:
         """From now on, copies use this arena only."""
         ...
@@ -55,6 +58,8 @@ class Copier(Protocol):
 
 class HostCopier:
     """Copies within host memory. Each call is one native run without the interpreter lock, complete when it returns."""
+
+    run_bytes = 2 << 20
 
     def __init__(self, kv: PagedKv, copy: Copy | None = None) -> None:
         """copy: the copy function; default: the fastest on this machine."""

@@ -41,6 +41,8 @@ class CudaCopier:
     """See `worker.memory.copier.Copier` and `Fence`. compute: the runner's stream. loads, saves: streams for this
     copier only."""
 
+    run_bytes = 16 << 20
+
     def __init__(self, kv: PagedKv, locks: PageLocks, compute: Stream, loads: Stream, saves: Stream) -> None:
         self._kv, self._locks = kv, locks
         self._compute, self._loads, self._saves = compute, loads, saves

@@ -59,7 +59,7 @@ class VirtualMemory(Protocol):
         ...
 
     def unmap(self, address: int, bytes_: int) -> None:
-        """Undoes one `map` of exactly this range."""
+        """Undoes every `map` within the range, which holds whole ones without gaps."""
         ...
 
     def zero(self, address: int, bytes_: int) -> None:

@@ -1,7 +1,7 @@
 """Physical memory of a CUDA device in granules, by CUDA's virtual memory management (like vAttention and kvcached).
 
-Each granule is one allocation with its own mapping, because the driver unmaps only what one call mapped. A granule is
-allocated and zeroed when it is first shown (mapped).
+Each granule is one allocation with its own mapping, because the driver unmaps only whole mappings. A granule is
+allocated, and zeroed unless its user writes all of it, when it is first shown (mapped).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from worker.memory.cuda_driver import VirtualMemory
 from worker.memory.device_memory import DeviceMemory
 from worker.memory.exports import Exported
+from worker.memory.physical import runs
 
 
 class CudaMemory:
@@ -46,19 +47,18 @@ class CudaMemory:
             if begun:
                 self._driver.allow(address, begun * size)
             new = set(fresh)
-            for first, count in _stretches([granule in new for granule in granules]):
+            for first, count in runs([n for n, granule in enumerate(granules) if touch and granule in new]):
                 self._driver.zero(address + first * size, count * size)
         except BaseException:
-            for n in range(begun):
-                self._driver.unmap(address + n * size, size)
+            if begun:
+                self._driver.unmap(address, begun * size)
             self.drop(fresh)
             raise
 
     def hide(self, address: int, count: int) -> None:
         """See `PhysicalMemory.hide`. Waits until the device is idle, as queued work may use the range."""
         self._driver.settle()
-        for n in range(count):
-            self._driver.unmap(address + n * self._granule_bytes, self._granule_bytes)
+        self._driver.unmap(address, count * self._granule_bytes)
 
     def drop(self, granules: Sequence[int]) -> None:
         """See `PhysicalMemory.drop`."""
@@ -116,19 +116,7 @@ class CudaWindow:
     def close(self) -> None:
         """Unmaps the range, which must be unused. Waits until the device is idle."""
         self._driver.settle()
-        size = self.bytes // max(len(self._handles), 1)
-        for n, handle in enumerate(self._handles):
-            self._driver.unmap(self.address + n * size, size)
+        self._driver.unmap(self.address, self.bytes)
+        for handle in self._handles:
             self._driver.release(handle)
         self._driver.free(self.address, self.bytes)
-
-
-def _stretches(wanted: Sequence[bool]) -> list[tuple[int, int]]:
-    """(first, count) of the maximal runs of true entries."""
-    found: list[tuple[int, int]] = []
-    for n, wants in enumerate(wanted):
-        if wants and found and found[-1][0] + found[-1][1] == n:
-            found[-1] = (found[-1][0], found[-1][1] + 1)
-        elif wants:
-            found.append((n, 1))
-    return found

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from worker.core.granules import GranuleLedger, GranuleMisuse, GranuleState, Owner
 from worker.memory.exports import Exported
 from worker.memory.host_memory import HostMemory
-from worker.memory.physical import PhysicalMemory
+from worker.memory.physical import PhysicalMemory, runs
 
 
 class DeviceMemory:
@@ -136,22 +136,44 @@ class Span:
         self.bytes = count * memory.granule_bytes
         self.address = memory.physical.reserve(self.bytes)
         self._at: dict[int, int] = {}
+        #: Places that `assign` gave a granule and `show` has not mapped yet.
+        self._unshown: set[int] = set()
 
-    def map(self, at_granule: int, granules: Sequence[int], *, touch: bool = True) -> None:
-        """Maps held `granules` from granule `at_granule` of this span on. touch: see `PhysicalMemory.show`.
+    def map(self, at_granule: int, granules: Sequence[int]) -> None:
+        """Maps held `granules` from granule `at_granule` of this span on.
 
         Raises GranuleMisuse, changing nothing, when a granule is not held for this span's owner, or the place is in use
         or outside the span.
         """
+        self._require_free(at_granule, granules)
+        self.memory.physical.show(self._address(at_granule), granules)
+        self._at.update(zip(itertools.count(at_granule), granules, strict=False))
+        self.memory.ledger.mapped(granules)
+
+    def assign(self, at_granule: int, granules: Sequence[int]) -> None:
+        """Like `map`, but each place can be used only after `show`."""
+        self._require_free(at_granule, granules)
+        self._at.update(zip(itertools.count(at_granule), granules, strict=False))
+        self._unshown.update(range(at_granule, at_granule + len(granules)))
+        self.memory.ledger.mapped(granules)
+
+    def show(self, at_granule: int, count: int) -> None:
+        """Maps places that were assigned. Their content is undefined. Any thread; none of them may be unmapped
+        meanwhile."""
+        places = range(at_granule, at_granule + count)
+        self.memory.physical.show(self._address(at_granule), [self._at[at] for at in places], touch=False)
+        self._unshown.difference_update(places)
+
+    def _address(self, at_granule: int) -> int:
+        return self.address + at_granule * self.memory.granule_bytes
+
+    def _require_free(self, at_granule: int, granules: Sequence[int]) -> None:
         self._require_inside(at_granule, len(granules))
         self.memory.ledger.require(granules, GranuleState.HELD, self.owner)
         if any(at in self._at for at in range(at_granule, at_granule + len(granules))):
             raise GranuleMisuse(
                 f"span {self.number} shows something in {at_granule}..{at_granule + len(granules)} already"
             )
-        self.memory.physical.show(self.address + at_granule * self.memory.granule_bytes, granules, touch=touch)
-        self._at.update(zip(itertools.count(at_granule), granules, strict=False))
-        self.memory.ledger.mapped(granules)
 
     def unmap(self, at_granule: int, count: int) -> list[int]:
         """Unmaps `count` granules and returns their numbers; they are held and keep their content.
@@ -163,7 +185,7 @@ class Span:
             raise GranuleMisuse(f"span {self.number} shows nothing in part of {at_granule}..{at_granule + count}")
         if count == 0:
             return []
-        self.memory.physical.hide(self.address + at_granule * self.memory.granule_bytes, count)
+        self._hide(at_granule, count)
         hidden = [self._at.pop(at) for at in range(at_granule, at_granule + count)]
         self.memory.ledger.hidden(hidden)
         return hidden
@@ -181,12 +203,18 @@ class Span:
         if self.memory._spans.pop(self.number, None) is None:
             return
         for at, _ in self.mapped():
-            self.memory.physical.hide(self.address + at * self.memory.granule_bytes, 1)
+            self._hide(at, 1)
         shown = list(self._at.values())
         self._at.clear()
         self.memory.ledger.hidden(shown)
         self.memory.physical.release(self.address, self.bytes)
         self.memory.give(shown)
+
+    def _hide(self, at_granule: int, count: int) -> None:
+        places = range(at_granule, at_granule + count)
+        for first, shown in runs([at for at in places if at not in self._unshown]):
+            self.memory.physical.hide(self._address(first), shown)
+        self._unshown.difference_update(places)
 
     def _require_inside(self, at_granule: int, count: int) -> None:
         if at_granule < 0 or count < 0 or at_granule + count > self.granules:

@@ -6,12 +6,13 @@ import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from worker.memory import mappings
 from worker.memory.exports import Exported
+from worker.memory.physical import runs
 
 _FALLOC_PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x02, 0x04
@@ -47,7 +48,7 @@ class HostMemory:
     def show(self, address: int, granules: Sequence[int], *, touch: bool = True) -> None:
         """See `PhysicalMemory.show`."""
         size = self._granule_bytes
-        for first, count in _runs(granules):
+        for first, count in runs(granules):
             mappings.show_file(address, count * size, self._fd, first * size, touch=touch)
             address += count * size
 
@@ -57,7 +58,7 @@ class HostMemory:
 
     def drop(self, granules: Sequence[int]) -> None:
         """See `PhysicalMemory.drop`."""
-        for first, count in _runs(granules):
+        for first, count in runs(granules):
             if _libc.fallocate(self._fd, _FALLOC_PUNCH, first * self._granule_bytes, count * self._granule_bytes):
                 raise mappings.os_error("fallocate")
 
@@ -75,17 +76,3 @@ class HostMemory:
     def close(self) -> None:
         """See `PhysicalMemory.close`."""
         os.close(self._fd)
-
-
-def _runs(granules: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """`(first, count)` of the maximal runs of consecutive numbers, in the order given."""
-    first = count = 0
-    for granule in granules:
-        if count and granule == first + count:
-            count += 1
-            continue
-        if count:
-            yield first, count
-        first, count = granule, 1
-    if count:
-        yield first, count

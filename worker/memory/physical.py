@@ -7,7 +7,7 @@ plain allocator, weights could not lend memory to the KV cache without copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -30,8 +30,9 @@ class PhysicalMemory(Protocol):
         ...
 
     def show(self, address: int, granules: Sequence[int], *, touch: bool = True) -> None:
-        """Maps `granules` contiguously from `address` on. Granules without memory get zeroed memory: now, or without
-        `touch` on first access where the system can do that."""
+        """Maps `granules` contiguously from `address` on. Granules without memory get zeroed memory. touch: False: the
+        caller writes all of it, so its content may be undefined, and the system may allocate it on first access. Any
+        thread, unless the same granules are shown, hidden or dropped meanwhile."""
         ...
 
     def hide(self, address: int, count: int) -> None:
@@ -53,3 +54,17 @@ class PhysicalMemory(Protocol):
     def close(self) -> None:
         """Frees all memory; all ranges must be released."""
         ...
+
+
+def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """`(first, count)` of the maximal runs of consecutive numbers, in the order given."""
+    first = count = 0
+    for number in numbers:
+        if count and number == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = number, 1
+    if count:
+        yield first, count

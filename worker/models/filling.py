@@ -1,8 +1,8 @@
 """Copies a model's weights into its spans, layer by layer, so that a prefill can begin while later layers still come.
 
-Prism, section 5.3, loads in pieces of about 30 MB from pinned host memory. The spans are mapped already. Copy threads
-take pieces in order; a fence for each span says when it is whole. Without an image one thread packs each span from the
-checkpoint instead.
+Prism, section 5.3, loads in pieces of about 30 MB from pinned host memory. Copy threads take pieces in order, map their
+granules and copy them, so that the thread that runs steps does neither; a fence for each span says when it is whole.
+Without an image one thread packs each span from the checkpoint instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.models.image import HostImage
 from worker.models.weights import WeightSpan
 
 log = telemetry.logger("worker.models.filling")
-#: Bytes of a piece (Prism, section 5.3).
+#: Bytes of a piece at most, if a granule is not larger (Prism, section 5.3).
 PIECE_BYTES = 30 << 20
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
@@ -54,8 +54,8 @@ class Filling:
         copy: Copy = host_copy,
         threads: int = 1,
     ) -> None:
-        """Begins at once. landed: called on a copy thread when a span is whole, and at the end. threads: that copy from
-        the image."""
+        """Begins at once; the spans have taken their granules. landed: called on a copy thread when a span is whole,
+        and at the end. threads: that copy from the image."""
         self._spans, self._image, self._copy, self._landed = spans, image, copy, landed
         self.bytes = sum(span.packed_bytes for span in spans)
         #: Leading spans that are whole.
@@ -110,18 +110,30 @@ class Filling:
 
     # ---- copying -----------------------------------------------------------------------------------------------
     def _cuts(self, span: WeightSpan) -> range:
-        return range(0, span.packed_bytes, PIECE_BYTES if self._image is not None else span.packed_bytes)
+        """First granules of the pieces of a span."""
+        granules = span.span.granules
+        return range(0, granules, max(PIECE_BYTES // span.memory.granule_bytes, 1) if self._image else granules)
 
     def _copies(self) -> Iterator[tuple[int, Callable[[], object]]]:
         assert self._image is not None
         for number, (span, source) in enumerate(zip(self._spans, self._image.addresses, strict=True)):
-            for at in self._cuts(span):
-                size = min(PIECE_BYTES, span.packed_bytes - at)
-                yield number, functools.partial(self._copy, span.span.address + at, source + at, size)
+            cuts = self._cuts(span)
+            for first in cuts:
+                yield number, functools.partial(self._bring, span, source, first, cuts.step)
+
+    def _bring(self, span: WeightSpan, source: int, first: int, most: int) -> None:
+        granule = span.memory.granule_bytes
+        span.span.show(first, min(most, span.span.granules - first))
+        at = first * granule
+        self._copy(span.span.address + at, source + at, min(most * granule, span.packed_bytes - at))
 
     def _packs(self) -> Iterator[tuple[int, Callable[[], object]]]:
         for number, span in enumerate(self._spans):
-            yield number, functools.partial(span.pack_into, span.views)
+            yield number, functools.partial(self._pack, span)
+
+    def _pack(self, span: WeightSpan) -> None:
+        span.span.show(0, span.span.granules)
+        span.pack_into(span.views)
 
     def _run(self) -> None:
         try:

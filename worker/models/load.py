@@ -40,11 +40,11 @@ class Model:
     spans: list[WeightSpan]
     weight_bytes: int
 
-    def map(self) -> None:
-        """Takes and maps granules for all weights, and sets the slots; the content comes later (`Filling`). Raises
-        OutOfGranules, when some may be mapped."""
+    def take(self) -> None:
+        """Takes granules for all weights, and sets the slots; `Filling` maps and fills them. Raises OutOfGranules, when
+        some may be taken."""
         for span in self.spans:
-            span.map()
+            span.take()
         for layer in range(len(self.layers)):
             self.layers.fill_slot(layer)
 

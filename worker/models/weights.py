@@ -109,15 +109,16 @@ class WeightSpan:
     def load(self) -> dict[str, torch.Tensor]:
         """Takes granules, fills them from the checkpoint and returns `views`. Raises OutOfGranules, changing
         nothing."""
-        self.map()
+        self.take()
+        self.span.show(0, self.span.granules)
         self.pack_into(self.views)
         return self.views
 
-    def map(self) -> None:
-        """Takes granules and maps them, without touching memory; their content is undefined. Raises OutOfGranules,
+    def take(self) -> None:
+        """Takes granules; they are mapped and filled by somebody else (`worker.models.filling`). Raises OutOfGranules,
         changing nothing."""
         if not self.loaded:
-            self.span.map(0, self.memory.take(self.span.granules, self.span.owner), touch=False)
+            self.span.assign(0, self.memory.take(self.span.granules, self.span.owner))
             self.loaded = True
 
     def pack_at(self, address: int) -> None:
