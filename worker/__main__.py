@@ -36,7 +36,7 @@ from worker.text.tokenising import Tokenising
 
 log = telemetry.logger("worker")
 #: Interpreter switch interval, in seconds (see `main`).
-_SWITCH_S = 2e-4
+SWITCH_S = 2e-4
 
 
 class WorkerProcess:
@@ -203,7 +203,7 @@ def main() -> None:
     """Entry point."""
     # A step calls native code several times per layer, and the engine thread reacquires the interpreter lock after each
     # call. At the default interval, threads that read prompts could delay it by 5 ms each time.
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     run(_main())
 
 

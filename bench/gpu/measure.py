@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from rich.table import Table
 from setting import Setting, make
 
 from loadtest.report import provenance, write_json
+from worker.__main__ import SWITCH_S
 from worker.devices.cuda.runner import CudaRunner
 from worker.devices.runner import Slice
 
@@ -27,6 +29,7 @@ STEP_TOKENS = 2048
 
 def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
     """Measure, print, and write `out` if given. Returns the exit status."""
+    sys.setswitchinterval(SWITCH_S)
     setting = make(rehearse, 0.002 if rehearse else 4.5 if not quick else 1.0)
     contexts = (16, 40) if rehearse else (4096,) if quick else (4096, 16_384, 32_768)
     batches = (1, 2) if rehearse else (1, 8, 32) if quick else (1, 8, 32, 64)
