@@ -78,6 +78,7 @@ class WorkerProcess:
         )
         self.device_loop.on_crash = self._engine_died
         for serving in self.servings:
+            serving.loader.on_crash = self._engine_died
             serving.loader.start()
         self.device_loop.start()
         self._serve_metrics(device.memory)

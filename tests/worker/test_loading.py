@@ -246,3 +246,21 @@ def test_messages_about_pieces_are_not_believed_blindly(harness: Harness, cold: 
     again = harness.run(prompt, 8)
     assert again.cached == 96 and again.tokens == cold(prompt, 8)
     assert np.all([block.complete for block in harness.cache.index.values()])
+
+
+def test_a_copying_thread_that_dies_is_told(model: Path) -> None:
+    harness, died = Harness(model), list[BaseException]()
+    told = threading.Event()
+
+    def crashed(error: BaseException) -> None:
+        died.append(error)
+        told.set()
+
+    def save(arena: Arena, offsets: Pages, pages: Pages) -> None:
+        raise RuntimeError("no copy engine")
+
+    harness.loader.on_crash = crashed
+    harness.loader.copier.save = save  # type: ignore[method-assign]
+    harness.run(random_prompt(random.Random(9), 40), 2)
+    assert told.wait(10) and str(died[0]) == "no copy engine"
+    harness.close()

@@ -63,6 +63,8 @@ class KvLoader:
         #: Pieces of a run of copies. `halt` waits for a run, and flags are set per run.
         self._run = max(1, self.copier.run_bytes // kv.page_bytes)
         self.link: StoreLink | None = None
+        #: Called with the exception that ended a thread: the worker cannot go on without it.
+        self.on_crash: Callable[[BaseException], None] = lambda error: None
         #: Number of pages loaded, by demand or hint, and of pages saved. Each has one writer.
         self.loaded = {"demand": 0, "hint": 0}
         self.saved = 0
@@ -75,9 +77,12 @@ class KvLoader:
         #: Copies under way, each with the call that follows its end, in order.
         self._under_way: queue.SimpleQueue[tuple[UnderWay | None, Callable[[], None]] | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._load_forever, name="kv-loads", daemon=True),
-            threading.Thread(target=self._save_forever, name="kv-saves", daemon=True),
-            threading.Thread(target=self._finish_forever, name="kv-copied", daemon=True),
+            threading.Thread(target=self._run_thread, args=(work,), name=name, daemon=True)
+            for work, name in (
+                (self._load_forever, "kv-loads"),
+                (self._save_forever, "kv-saves"),
+                (self._finish_forever, "kv-copied"),
+            )
         ]
 
     def start(self) -> None:
@@ -89,6 +94,13 @@ class KvLoader:
         """End the threads after what is queued."""
         self._loads.put(None)
         self._saves.put(None)
+
+    def _run_thread(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            log.exception("a thread that copies KV died")
+            self.on_crash(error)
 
     def from_store(self, message: object) -> None:
         """Take a LoadPieces, LoadEnd or SaveGrant, or the arena that later messages refer to. Any thread, in order."""
