@@ -7,6 +7,7 @@ split evenly: a fixed number of slabs per model. With `elastic` each model's KV 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from runtime.profile_files import fitting
 from runtime.registry import registered
 from runtime.sections import GIB
 from storelink.ends import End
+from worker.core.arbitration import Arbitration
 from worker.core.balloon import Balloon, Share
 from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
@@ -132,6 +134,7 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
         load(image.model, image.config.model, device.memory)
     free = device.memory.free if sharing == "elastic" else device.memory.free // len(images)
     servings = [_serve(image, free, each, device, threads, salt_of) for image, each in zip(images, ids, strict=True)]
+    _arbitrate(servings, lambda name: 0.0)
     if sharing == "elastic":
         balloon = Balloon(device.memory.total)
         for serving in servings:
@@ -170,6 +173,7 @@ def _serve_in_turns(
         servings.append(_serve(image, memory.total, each, device, threads, salt_of))
     balloon = Balloon(memory.total)
     residency = Residency(balloon, one_at_a_time=config.sharing == "swap")
+    _arbitrate(servings, residency.activation_s)
     for serving in servings:
         model, core = serving.image.model, serving.engine.core
         resident = Resident(
@@ -184,6 +188,23 @@ def _serve_in_turns(
             model.unload()
         residency.join(resident, ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD)
     return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
+
+
+def _arbitrate(servings: Sequence[Serving], activation_s: Callable[[str], float]) -> None:
+    """Where a model has a target for the first token, order the device's prefills by targets."""
+    targets = {s.image.name: registered(s.image.config)[s.image.name].ttft_s for s in servings}
+    if not any(targets.values()):
+        return
+    arbitration = Arbitration()
+    for serving in servings:
+        name, core = serving.image.name, serving.engine.core
+        core.state.order.arbitrate(
+            arbitration,
+            targets[name],
+            core.live.values,
+            core.pace,
+            functools.partial(activation_s, name),
+        )
 
 
 def _join(balloon: Balloon, serving: Serving) -> Share:

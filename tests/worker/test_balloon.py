@@ -121,6 +121,7 @@ def anything(seed: int, requests: int) -> VirtualDevice:
         store=dice.choice([True, True, True, False]),
         step_tokens=dice.choice([16, 40, 1024]),
         max_batch=dice.choice([1, 2, 5, 64]),
+        targets=tuple(dice.choice([0.0, 0.0, 0.05, 1.0]) for _ in range(models)),
     )
     device.suffer(dice, requests, span_s=requests * 0.05)
     return device

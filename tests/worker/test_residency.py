@@ -148,6 +148,7 @@ def anything(seed: int, requests: int) -> VirtualDevice:
         store=dice.choice([True, True, True, False]),
         step_tokens=dice.choice([16, 40, 1024]),
         max_batch=dice.choice([1, 2, 5, 64]),
+        targets=tuple(dice.choice([0.0, 0.0, 0.05, 1.0]) for _ in range(models)),
     )
     assert device.placing is not None
     device.placing.layer_s, device.placing.dice = dice.choice([0.001, 0.05, 0.3]), dice

@@ -13,11 +13,12 @@ from contracts.models import ModelState
 from tests.worker.trouble import Trouble
 from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import LAYERS, Granules, World
+from worker.core.arbitration import Arbitration
 from worker.core.balloon import Balloon
 from worker.core.residency import Load, Residency, Resident
 from worker.core.yielding import Yielding
 from worker.devices.runner import Slice
-from worker.engine.device_loop import IDLE_S, share_memory, unmap_for
+from worker.engine.device_loop import IDLE_S, in_order, share_memory, unmap_for
 
 
 class VirtualPlacing:
@@ -81,7 +82,8 @@ class VirtualPlacing:
 class VirtualDevice:
     """Models on `slabs` slabs of memory: each may use all of it. Every invariant is checked after every turn.
 
-    weights: slabs of each model's weights, which come when they are needed; 0: none.
+    weights: slabs of each model's weights, which come when they are needed; 0: none. targets: seconds to each model's
+    first token; 0: none.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class VirtualDevice:
         priorities: tuple[int, ...] = (),
         weights: int = 0,
         one_at_a_time: bool = False,
+        targets: tuple[float, ...] = (),
         **engine: Any,
     ) -> None:
         self.world, self.granules = World(), Granules(slabs)
@@ -112,6 +115,12 @@ class VirtualDevice:
                 )
                 model.runner.step = functools.partial(self._step, share.name, model.runner.step)  # type: ignore[method-assign]
         self._engines = [model.engine for model in self.models]
+        if any(targets):
+            arbitration = Arbitration()
+            for number, (target_s, engine_) in enumerate(zip(targets, self._engines, strict=True)):
+                core = engine_.core
+                coming = functools.partial(self.residency.activation_s, f"m{number}") if weights else lambda: 0.0
+                core.state.order.arbitrate(arbitration, target_s, core.live.values, core.pace, coming)
         share_memory(self._engines, self.placing)  # type: ignore[arg-type]
 
     def _step(
@@ -152,8 +161,8 @@ class VirtualDevice:
                 due_s = self.residency.due_in_s(self.world.now()) if self.placing is not None else IDLE_S
                 self.world.next(max(min(due_s, IDLE_S), 1e-4))
                 busy = [model for model in self.models if model.engine.due_in_s() <= 0] or self.models
-            for model in busy:
-                model.engine.turn()
+            for engine in in_order([model.engine for model in busy]):
+                engine.turn()
                 self.check()
 
     def suffer(self, dice: random.Random, requests: int, *, span_s: float, longest: int | None = None) -> None:

@@ -112,8 +112,8 @@ class Share:
         self.slab_granules, self.priority = slab_granules, priority
         self.weights = 0
         self.yields: Yields | None = None
-        #: (priority, arrival) of the request that waits for memory, if any.
-        self._waiting: tuple[int, float] | None = None
+        #: Rank of the request that waits for memory, if any (`arbitration.Order.memory_rank`).
+        self._waiting: tuple[float, ...] | None = None
 
     # ---- what it has -------------------------------------------------------------------------------------------
     @property
@@ -193,11 +193,11 @@ class Share:
             self._balloon.unload_idle(self, wanted)
         self._raise(wanted)
 
-    def waits(self, rank: tuple[int, float] | None) -> None:
+    def waits(self, rank: tuple[float, ...] | None) -> None:
         """See `Supply.waits`."""
         self._waiting = rank
 
-    def comes_first(self, rank: tuple[int, float]) -> bool:
+    def comes_first(self, rank: tuple[float, ...]) -> bool:
         """See `Supply.comes_first`. So that memory which one model frees for a request is not taken by another."""
         return any(other._waiting is not None and other._waiting < rank for other in self._others())
 

@@ -8,6 +8,7 @@
 - Prefills are ordered by priority, then by due time: arrival plus `MAX_PREFILL_STRETCH` times what the rest of the
   prompt takes alone. Short prompts pass long ones, but only requests that arrived before a sequence was due can pass
   it, so none starves (docs/design/0010). Admission uses the same order, with HBM added to the cost (`Pace.device_s`).
+  Where models have targets, `worker.core.arbitration` gives the order.
 - Steps that several tenants share are composed in `worker.core.shared_step`.
 
 Priorities do not age: a lower priority waits for as long as higher ones fill the device.
@@ -15,7 +16,7 @@ Priorities do not age: a lower priority waits for as long as higher ones fill th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -81,14 +82,22 @@ def due_s(s: Computes, alone_s: float) -> float:
     return s.arrival_s + MAX_PREFILL_STRETCH * alone_s
 
 
-def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
-    """(sequence, tokens) of one step, at least one token each; empty only if `running` is."""
+def by_due_time(s: Computes, alone_s: float) -> tuple[bool, float]:
+    """The order of prefills without targets."""
+    return False, due_s(s, alone_s)
+
+
+def choose(
+    running: Iterable[S], budget: Budget, rank: Callable[[S, float], tuple[bool, float]] = by_due_time
+) -> list[tuple[S, int]]:
+    """(sequence, tokens) of one step, at least one token each; empty only if `running` is. rank: orders prefills of a
+    priority (`arbitration.Order.rank`)."""
     decodes: list[S] = []
     prefills: list[S] = []
     for s in running:
         (decodes if s.pending == 1 else prefills).append(s)
     decodes.sort(key=lambda s: (s.request.priority, s.last_chosen, s.arrival))
-    prefills.sort(key=lambda s: (s.request.priority, due_s(s, s.pending * budget.prefill_token_s), s.arrival))
+    prefills.sort(key=lambda s: (s.request.priority, rank(s, s.pending * budget.prefill_token_s), s.arrival))
     kept = min(budget.step_tokens // PREFILL_SHARE, sum(s.pending for s in prefills))
     chosen = [(s, 1) for s in decodes[: budget.step_tokens - kept]]
     left, mixed = budget.step_tokens - len(chosen), budget.mixed_tokens

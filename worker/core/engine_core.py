@@ -73,7 +73,8 @@ class EngineCore:
     def going_on(self) -> bool:
         """Whether the next turn has something to do without an event."""
         released = self._held and self.computes
-        return self.admits and (self.stepping or self.admission.restarted or self.prefetching.due or released)
+        due = self.admission.restarted or self.prefetching.due or self.scheduling.denied
+        return self.admits and (self.stepping or due or released)
 
     @property
     def may_fit(self) -> bool:
@@ -138,7 +139,7 @@ class EngineCore:
             self.state.out.append(do.Trial(trials.told))
         self.stepping = bool(batch)
         loading = any(s.state is State.LOADING for s in self.live.values())
-        self.starved = self.computes and not batch and not loading and bool(self.live)
+        self.starved = self.computes and not (batch or loading or self.scheduling.denied) and bool(self.live)
         if not batch:
             self._obtainable = self.state.cache.obtainable
             return None

@@ -340,5 +340,8 @@ class Residency:
         assert not self.one_at_a_time or here <= 1
 
 
-def _urgency(resident: Resident) -> tuple[int, float]:
-    return (min(s.request.priority for s in resident.core.live.values()), resident.waits_s)
+def _urgency(resident: Resident) -> tuple[float, ...]:
+    core = resident.core
+    if core.state.order.arbitration is not None:
+        return core.scheduling.first_rank(core.live.values())
+    return (min(s.request.priority for s in core.live.values()), resident.waits_s)

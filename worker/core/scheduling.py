@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contracts.request import GenerateRequest
 from contracts.turn_times import Phase
 from worker.core.admission import Admission
-from worker.core.batching import Budget, choose, due_s, mixed_tokens
+from worker.core.batching import Budget, choose, mixed_tokens
 from worker.core.fairness import Company, Group, Service, Shares, group_of, in_turns
 from worker.core.preemption import holding, spare_pages, together, victim
 from worker.core.queue import Queue
@@ -28,7 +28,7 @@ from worker.core.trials import Trials
 #: Bound once: every turn asks for the states of all sequences.
 _WAITING, _LOADING, _RUNNING = State.WAITING, State.LOADING, State.RUNNING
 #: No order is known.
-_NO_ORDER: tuple[list[Sequence], int, list[Sequence]] = ([], 0, [])
+_NO_ORDER: tuple[list[Sequence], int, int, list[Sequence]] = ([], 0, 0, [])
 
 
 class Scheduling:
@@ -57,6 +57,9 @@ class Scheduling:
         self._closed_at: float | None = math.inf
         self._lacking: list[Sequence] = []
         self._choices = 0
+        #: Whether the next step may hold prompts, or those of another model go first; whether the last step held some,
+        #: and whether some had to wait.
+        self.prefills, self.prefilled, self.denied = True, False, False
         #: Service charged for one token in HBM during one step, in seconds of the device.
         self._hbm_token_s = 0.0
 
@@ -95,7 +98,8 @@ class Scheduling:
 
         enough: see `EngineCore.turn`.
         """
-        self._queue = None
+        self._queue, self.prefilled, self.denied = None, False, False
+        self.state.order.look(self.state.now)
         live = list(sequences)
         here = self.admission.here = _on_device(live)
         self._update_groups(live, here)
@@ -105,7 +109,7 @@ class Scheduling:
         for s in self._in_order(waiting, len(here)) if self._may_admit(waiting, here) else ():
             if self.state.policy.cache and awaits_prompt(s, live, self.state.shape.chunk_tokens):
                 continue
-            first = self.state.cache.supply.comes_first((s.request.priority, s.arrival_s))
+            first = self.state.cache.supply.comes_first(self._memory_rank(s))
             if first or self._must_wait_for_pages(s, here):
                 s.times.enter(Phase.MEMORY, self.state.now)
                 self._closed_at = None
@@ -169,15 +173,17 @@ class Scheduling:
 
     def _in_order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
         """By priority, tenant and due time. Recomputed when a sequence comes or goes, not when the pace changes."""
-        if self._contended or self._ordered[:2] != (waiting, running):
-            self._ordered = (waiting, running, self._order(waiting, running))
-        return self._ordered[2]
+        version = self.state.order.version
+        if self._contended or self._ordered[:3] != (waiting, running, version):
+            self._ordered = (waiting, running, version, self._order(waiting, running))
+        return self._ordered[3]
 
     def _order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
         pace, pool, shape = self.admission.pace, self.state.cache.pool, self.state.shape
         hbm_tokens, step_s = pool.total * shape.chunk_tokens / shape.layers, pace.decode_s(max(running, 1))
         cost_s = {s.arrival: pace.device_s(s, s.uncached, hbm_tokens, step_s) for s in waiting}
-        due = sorted(waiting, key=lambda s: (s.request.priority, due_s(s, cost_s[s.arrival]), s.arrival))
+        rank = self.state.order.rank
+        due = sorted(waiting, key=lambda s: (s.request.priority, rank(s, cost_s[s.arrival]), s.arrival))
         return in_turns(due, self.service.of, lambda s: cost_s[s.arrival])
 
     def _update_groups(self, live: list[Sequence], here: list[Sequence]) -> None:
@@ -238,8 +244,17 @@ class Scheduling:
             ):
                 s.times.enter(Phase.MEMORY if lacking else Phase.QUEUE, d.now)
                 if lacking:
-                    d.cache.supply.waits((priority, s.arrival_s))
+                    d.cache.supply.waits(self._memory_rank(s))
                 return False
+
+    def first_rank(self, live: Iterable[Sequence]) -> tuple[float, ...]:
+        """The least rank, among all of the device, of those that do not decode; infinite: there is none."""
+        return min(
+            (self._memory_rank(s) for s in live if s.pending > 1 or s.state is not _RUNNING), default=(math.inf,)
+        )
+
+    def _memory_rank(self, s: Sequence) -> tuple[float, ...]:
+        return self.state.order.memory_rank(s, s.to_compute * self.admission.pace.prefill_token_s)
 
     # ---- batches -----------------------------------------------------------------------------------------------
     def batch(self, sequences: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
@@ -250,6 +265,9 @@ class Scheduling:
         here = _on_device(sequences)
         running = [s for s in here if s.state is _RUNNING]
         able, lacking = self.trials.turn(running, self.state.now), []
+        prompts = [] if self.prefills else [s for s in able if s.pending > 1]
+        self.denied = bool(prompts)
+        able = [s for s in able if s not in prompts] if prompts else able
         while True:
             chosen = self._choose(able)
             ranked = sorted(chosen, key=lambda c: self._rank(c[0], here))
@@ -262,6 +280,7 @@ class Scheduling:
             able = [s for s in able if s.state is State.RUNNING and s not in found_none]
         self._lacking = lacking
         chosen = [(s, count) for s, count in chosen if s.state is _RUNNING]
+        self.prefilled = any(s.pending > 1 for s, _ in chosen)
         for s, _ in chosen:
             self._choices += 1
             s.last_chosen = self._choices
@@ -269,8 +288,8 @@ class Scheduling:
 
     def _choose(self, running: list[Sequence]) -> list[tuple[Sequence, int]]:
         if any(self.company.has(group) for group in {group_of(s) for s in running}):
-            return share(running, self._room(), self.service.of)
-        return choose(running, self._budget(running))
+            return share(running, self._room(), self.service.of, self.state.order.rank)
+        return choose(running, self._budget(running), self.state.order.rank)
 
     def _budget(self, running: list[Sequence]) -> Budget:
         pace, settings = self.admission.pace, self.state.policy

@@ -127,6 +127,11 @@ class Sequence:
         """Estimated tokens to compute, before admission."""
         return max(len(self.tokens) - self.kept, 1)
 
+    @property
+    def to_compute(self) -> int:
+        """Tokens to compute before its next token, estimated while it waits."""
+        return self.uncached if self.state is State.WAITING else self.pending
+
     def on(self, event: Event) -> None:
         """Move to the next state. Raises IllegalTransition when there is none."""
         try:

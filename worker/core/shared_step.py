@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from worker.core.batching import PREFILL_SHARE, Computes, due_s
+from worker.core.batching import PREFILL_SHARE, Computes, by_due_time
 from worker.core.fairness import Asked, Group
 
 #: A shared step may take at least this many times a lone decode, which is mostly reading the weights.
@@ -57,9 +57,14 @@ def room_of(step_tokens: int, step_s: float, lone_decode_s: float, decode_s: flo
     )
 
 
-def share(running: Iterable[S], room: Room, served: Callable[[Group], float]) -> list[tuple[S, int]]:
+def share(
+    running: Iterable[S],
+    room: Room,
+    served: Callable[[Group], float],
+    rank: Callable[[S, float], tuple[bool, float]] = by_due_time,
+) -> list[tuple[S, int]]:
     """(sequence, tokens) of one step, at least one token each; empty only if `running` is. served: service of a group
-    (`fairness.Service.of`)."""
+    (`fairness.Service.of`). rank: see `batching.choose`."""
     classes: dict[int, dict[str, list[S]]] = defaultdict(lambda: defaultdict(list))
     for s in running:
         classes[s.request.priority][s.request.tenant].append(s)
@@ -67,7 +72,8 @@ def share(running: Iterable[S], room: Room, served: Callable[[Group], float]) ->
     for priority, tenants in sorted(classes.items()):
         levels = {tenant: served((priority, tenant)) for tenant in tenants}
         queues = {
-            tenant: _Queue(tenants[tenant], room.prefill_token_s) for tenant in sorted(tenants, key=levels.__getitem__)
+            tenant: _Queue(tenants[tenant], room.prefill_token_s, rank)
+            for tenant in sorted(tenants, key=levels.__getitem__)
         }
         whole_s, weights, most = step.left_s, sum(queue.weight for queue in queues.values()), max(levels.values())
         for tenant, queue in queues.items():
@@ -80,11 +86,13 @@ def share(running: Iterable[S], room: Room, served: Callable[[Group], float]) ->
 class _Queue(Generic[S]):
     """A tenant's decodes and prompts, next first. begun: the step holds some; prompt_begun: some of a prompt."""
 
-    def __init__(self, members: list[S], prefill_token_s: float) -> None:
+    def __init__(
+        self, members: list[S], prefill_token_s: float, rank: Callable[[S, float], tuple[bool, float]]
+    ) -> None:
         self.weight, self.begun, self.prompt_begun = members[0].request.weight, False, False
         self.decodes = deque(sorted((s for s in members if s.pending == 1), key=lambda s: (s.last_chosen, s.arrival)))
         prompts = (s for s in members if s.pending > 1)
-        self.prompts = deque(sorted(prompts, key=lambda s: (due_s(s, s.pending * prefill_token_s), s.arrival)))
+        self.prompts = deque(sorted(prompts, key=lambda s: (rank(s, s.pending * prefill_token_s), s.arrival)))
 
 
 class _Step(Generic[S]):

@@ -12,6 +12,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from storelink.core.load_plan import LoadRates
 from worker.core import instructions as do
+from worker.core.arbitration import Order
 from worker.core.block import NO_PAGE, Block
 from worker.core.events import LoadClosed, PiecesCame
 from worker.core.hbm import HbmCache
@@ -48,6 +49,8 @@ class CoreState:
     attached: bool = False
     #: Recent load rates by source.
     rates: LoadRates = field(default_factory=LoadRates)
+    #: The order of sequences that wait for their first token.
+    order: Order = field(default_factory=Order)
     #: A silent store is not asked before this time.
     _rests_until_s: float = 0.0
 

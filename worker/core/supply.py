@@ -26,11 +26,11 @@ class Supply(Protocol):
         """Obtain up to so many pages by purging other models' caches. under: only what ranks under it."""
         ...
 
-    def waits(self, rank: tuple[int, float] | None) -> None:
-        """A request of this (priority, arrival) waits for memory. None: no request does."""
+    def waits(self, rank: tuple[float, ...] | None) -> None:
+        """A request of this rank (`arbitration.Order.memory_rank`) waits for memory. None: no request does."""
         ...
 
-    def comes_first(self, rank: tuple[int, float]) -> bool:
+    def comes_first(self, rank: tuple[float, ...]) -> bool:
         """Whether a request of another model that waits for memory comes before this one."""
         ...
 
@@ -57,10 +57,10 @@ class _Fixed:
     def purge(self, pages: int, now: float, under: Standing | None = None) -> None:
         """See `Supply.purge`."""
 
-    def waits(self, rank: tuple[int, float] | None) -> None:
+    def waits(self, rank: tuple[float, ...] | None) -> None:
         """See `Supply.waits`."""
 
-    def comes_first(self, rank: tuple[int, float]) -> bool:
+    def comes_first(self, rank: tuple[float, ...]) -> bool:
         """See `Supply.comes_first`."""
         return False
 

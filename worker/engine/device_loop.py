@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from runtime import telemetry
 from runtime.niceness import step_back
@@ -71,8 +71,22 @@ class DeviceLoop:
                 engine.rest()
             if not self._woken.wait(min(due_s, *(engine.due_in_s() for engine in self.engines))):
                 busy = list(self.engines)
-        for engine in busy:
+        for engine in in_order(busy):
             engine.turn()
+
+
+def in_order(busy: Sequence[NativeEngine]) -> Iterator[NativeEngine]:
+    """The engines, each before its turn. Where models have targets, the one whose prompt is first goes first, and the
+    others add no prompt to the same round (`worker.core.arbitration`)."""
+    if len(busy) > 1 and busy[0].core.state.order.arbitration is not None:
+        busy = sorted(busy, key=lambda engine: engine.core.scheduling.first_rank(engine.core.live.values()))
+    prefilled = False
+    for engine in busy:
+        scheduling = engine.core.scheduling
+        scheduling.prefills = not (prefilled and engine.core.state.order.arbitration)
+        scheduling.prefilled = False
+        yield engine
+        prefilled |= scheduling.prefilled
 
 
 def unmap_for(engines: Sequence[NativeEngine], engine: NativeEngine | None = None) -> None:
