@@ -101,13 +101,16 @@ class Reporter:
         free_bytes: Callable[[], int] = lambda: 0,
         device: int = 0,
         devices: int = 1,
+        expect: Callable[[str, float, float], object] = lambda model, arrival_s, expires_s: None,
     ) -> None:
         """rates: bytes per second from `peer`, `ssd` and `blob`, where measured. device_bytes: the device's memory for
-        weights and KV; free_bytes: its unused part. device: number on the node, of `devices`."""
+        weights and KV; free_bytes: its unused part. device: number on the node, of `devices`. expect: called when a
+        request for a cold model is expected, with its name, and when it comes and is given up, from now."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
         self._device, self._devices = device, devices
         self._rates, self._device_bytes, self._free_bytes = rates, device_bytes, free_bytes
+        self.expect = expect
         self._instance = uuid.uuid4().hex
         self.links = [Link(self, scheduler) for scheduler in schedulers]
 
@@ -234,8 +237,12 @@ class Link:
             while True:
                 try:
                     async for command in stub.WorkerReports(self._reports(), wait_for_ready=True):
-                        if command.WhichOneof("kind") == "report_every_s":
-                            self.least_s = max(command.report_every_s, LEAST_S)
+                        match command.WhichOneof("kind"):
+                            case "report_every_s":
+                                self.least_s = max(command.report_every_s, LEAST_S)
+                            case "wake":
+                                wake = command.wake
+                                self._reporter.expect(wake.model, wake.arrival_s, wake.expires_s)
                 except grpc.aio.AioRpcError as e:
                     log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
                 await asyncio.sleep(RETRY_S)

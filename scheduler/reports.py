@@ -15,7 +15,8 @@ from runtime import telemetry
 from runtime.clock import Clock
 from scheduler.convert import hint_to_wire, load_from_wire, models_from_wire, rates_from_wire
 from scheduler.core.attached import Attached, Stream
-from scheduler.core.control import Command, Control, Prefetch
+from scheduler.core.commands import Command, Prefetch, Wake
+from scheduler.core.control import Control
 from scheduler.core.directory import Held
 from scheduler.core.directory import Report as HeldReport
 from scheduler.core.erasures import Word
@@ -59,13 +60,20 @@ class Reports:
             queue.put_nowait(command)
 
     def carry_out(self, commands: Iterable[Command], now: float | None = None) -> None:
-        """Send the core's commands to the stores. now: the time of the decision, to which their times are relative."""
+        """Send the core's commands to stores and workers. now: the time of the decision, to which times are
+        relative."""
         now = self._clock.now() if now is None else now
         for c in commands:
             if isinstance(c, Prefetch):
                 advisory, device = hint_to_wire(c.hint, now), number_of(c.node)
                 prefetch = scheduler_pb2.PrefetchCommand(advisory=advisory, source_nodes=c.sources, device=device)
                 self.command(node_of(c.node), scheduler_pb2.StoreCommand(prefetch=prefetch))
+            elif isinstance(c, Wake):
+                wake = scheduler_pb2.WakeModel(
+                    model=c.model, arrival_s=max(c.arrival_s - now, 0.0), expires_s=max(c.expires_s - now, 0.0)
+                )
+                if (queue := self._workers.get(c.node)) is not None:
+                    queue.put_nowait(scheduler_pb2.WorkerCommand(wake=wake))
             else:
                 self.command(node_of(c.node), scheduler_pb2.StoreCommand(invalidate=session_to_wire(c.session)))
 

@@ -111,6 +111,7 @@ class WorkerProcess:
             draining=lambda: self.handler.draining,
             device_bytes=memory.total * granule,
             free_bytes=lambda: memory.free * granule,
+            expect=self.served.placing.expect if self.served.placing else lambda model, arrival_s, expires_s: None,
         )
         self.tasks.start(self.reporter.run(), "reporter")
         keep_what_is_here()

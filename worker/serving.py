@@ -80,6 +80,11 @@ class ModelImage:
         """Shape of its KV."""
         return self.model.shape
 
+    @property
+    def pinned(self) -> bool:
+        """Whether it stays on the device."""
+        return registered(self.config)[self.name].pinned
+
     def weight_granules(self, memory: DeviceMemory) -> int:
         """Granules of its weights."""
         return self.model.weight_bytes // memory.granule_bytes
@@ -133,7 +138,9 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
     for image in images:
         load(image.model, image.config.model, device.memory)
     free = device.memory.free if sharing == "elastic" else device.memory.free // len(images)
-    servings = [_serve(image, free, each, device, threads, salt_of) for image, each in zip(images, ids, strict=True)]
+    servings = [
+        _serve(image, free, free, each, device, threads, salt_of) for image, each in zip(images, ids, strict=True)
+    ]
     _arbitrate(servings, lambda name: 0.0)
     if sharing == "elastic":
         balloon = Balloon(device.memory.total)
@@ -170,7 +177,8 @@ def _serve_in_turns(
         image.model.take()
         Filling(image.model.spans, host, lambda: None, copy=device.copy).wait(len(image.model.spans) - 1)
         placed[image.name] = Placed(image.model, host)
-        servings.append(_serve(image, memory.total, each, device, threads, salt_of))
+        beside = sum(other.weight_granules(memory) for other in images if other is image or other.pinned)
+        servings.append(_serve(image, memory.total, memory.total - beside, each, device, threads, salt_of))
     balloon = Balloon(memory.total)
     residency = Residency(balloon, one_at_a_time=config.sharing == "swap")
     _arbitrate(servings, residency.activation_s)
@@ -182,7 +190,7 @@ def _serve_in_turns(
             Yielding(core),
             serving.image.weight_granules(memory),
             sum(span.packed_bytes for span in model.spans),
-            registered(serving.image.config)[serving.image.name].pinned,
+            serving.image.pinned,
         )
         if residency.one_at_a_time and serving is not servings[-1]:
             model.unload()
@@ -229,13 +237,15 @@ def _image_bytes(config: Config) -> int:
 def _serve(
     image: ModelImage,
     granules: int,
+    reach: int,
     ids: itertools.count[int],
     device: Device,
     threads: int,
     salt_of: Callable[[str], bytes],
 ) -> Serving:
+    """granules: of address space for its KV. reach: granules that one request can get."""
     config, shape, memory = image.config, image.shape, device.memory
-    if granules * memory.granule_bytes < _MIN_CHUNKS * shape.chunk_bytes:
+    if reach * memory.granule_bytes < _MIN_CHUNKS * shape.chunk_bytes:
         raise ConfigError(
             f"kv.hbm_gib = {config.kv.hbm_gib}: weights take {_used_gib(memory, config):.2f} GiB, which leaves no "
             "room for KV of "
@@ -252,7 +262,8 @@ def _serve(
     engine = NativeEngine(executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids)
     seed(engine.core.pace, profile)
     seed_loads(engine.core.state.rates, profile, shape.piece_bytes)
-    max_tokens = longest(image.model.max_tokens, pool.total, shape.layers, shape.chunk_tokens)
+    pages = reach // kv.slab_granules * kv.pages_per_slab
+    max_tokens = longest(image.model.max_tokens, pages, shape.layers, shape.chunk_tokens)
     return Serving(image, pool, executor, engine, profile, max_tokens)
 
 

@@ -367,32 +367,24 @@ class WorkerLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ..., stalled_s: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes_free: _Optional[int] = ..., hbm_pages_cached: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("drain", "report_every_s", "activate", "evict")
+    __slots__ = ("drain", "report_every_s", "wake")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     REPORT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
-    ACTIVATE_FIELD_NUMBER: _ClassVar[int]
-    EVICT_FIELD_NUMBER: _ClassVar[int]
+    WAKE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     report_every_s: float
-    activate: ActivateModel
-    evict: EvictModel
-    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., activate: _Optional[_Union[ActivateModel, _Mapping]] = ..., evict: _Optional[_Union[EvictModel, _Mapping]] = ...) -> None: ...
+    wake: WakeModel
+    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ...) -> None: ...
 
-class ActivateModel(_message.Message):
-    __slots__ = ("model", "order")
+class WakeModel(_message.Message):
+    __slots__ = ("model", "arrival_s", "expires_s")
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_S_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
     model: str
-    order: int
-    def __init__(self, model: _Optional[str] = ..., order: _Optional[int] = ...) -> None: ...
-
-class EvictModel(_message.Message):
-    __slots__ = ("model", "order")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    order: int
-    def __init__(self, model: _Optional[str] = ..., order: _Optional[int] = ...) -> None: ...
+    arrival_s: float
+    expires_s: float
+    def __init__(self, model: _Optional[str] = ..., arrival_s: _Optional[float] = ..., expires_s: _Optional[float] = ...) -> None: ...
 
 class StoreReport(_message.Message):
     __slots__ = ("hello", "held", "load", "metrics", "erased")

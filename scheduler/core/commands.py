@@ -29,4 +29,15 @@ class Withdraw:
     session: SessionKey
 
 
-Command = Prefetch | Withdraw
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """To a device's worker: a request for this model is expected at `arrival_s`, until `expires_s`, on the scheduler's
+    clock. node: the device's name."""
+
+    node: str
+    model: str
+    arrival_s: float
+    expires_s: float
+
+
+Command = Prefetch | Withdraw | Wake

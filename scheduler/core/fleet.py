@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from contracts.devices import device_name, node_of, number_of
 from contracts.kv import KvShape
-from contracts.models import ModelWire
+from contracts.models import ModelState, ModelWire
 from scheduler.core.columns import Columns, urgency_class
 from scheduler.core.device import STALLED_AFTER_S, Device, Node, Placed
 from scheduler.core.device import LoadReport as LoadReport
@@ -216,6 +216,11 @@ class Fleet:
         if device is None or device.state(now) != "serving" or (column := self.columns.models.get(model)) is None:
             return False
         return bool(column.serves(self.columns.rows[name]))
+
+    def is_cold(self, name: str, model: str) -> bool:
+        """Whether the device serves the model and its weights are not there."""
+        column, row = self.columns.models.get(model), self.columns.rows.get(name)
+        return column is not None and row is not None and column.state[row] == ModelState.COLD
 
     def placed(self, name: str, request_id: str, now: float, priority: int = 0, model: str = "") -> None:
         """Count a request as outstanding on this device, and no longer on its former one."""

@@ -15,7 +15,7 @@ from contracts.ids import SessionKey
 from scheduler.core import moves
 from scheduler.core.advisories import Hint, Pending, Sent, merged
 from scheduler.core.columns import urgency_class
-from scheduler.core.commands import Command, Prefetch, Withdraw
+from scheduler.core.commands import Command, Prefetch, Wake, Withdraw
 from scheduler.core.placer import Placer
 from scheduler.core.snapshot import PlacementRequest
 from scheduler.core.trust import DOUBT_PRIORITY, Trust, Worth
@@ -90,7 +90,15 @@ class Hints:
         told = Sent(sent.at_s if sent is not None else now, priority, hint.arrival_s, hint.expires_s)
         self._advisories.place(replace(pending, chance=chance, sent=told))
         sources = self._placer.sources(hint.session, pending.node)
-        return [Prefetch(pending.node, replace(hint, priority=priority), sources)]
+        return self._prefetch(pending.node, replace(hint, priority=priority), sources, now)
+
+    def _prefetch(self, node: str, hint: Hint, sources: tuple[str, ...], now: float) -> list[Command]:
+        """Bring the session's cache to the device, and its model's weights."""
+        commands: list[Command] = [Prefetch(node, hint, sources)]
+        if self._placer.fleet.is_cold(node, hint.model):
+            arrival_s = now if hint.arrival_s is None else hint.arrival_s
+            commands.append(Wake(node, hint.model, arrival_s, hint.expires_s))
+        return commands
 
     def route(self, session: SessionKey, advisory_id: str, now: float) -> tuple[str, tuple[str, ...], int] | None:
         """Where the turn of this hint may go without asking: the device, nodes with its cache, and tokens cached.
@@ -146,5 +154,5 @@ class Hints:
             return []
         return [
             Withdraw(pending.node, hint.session),
-            Prefetch(choice.node, replace(hint, priority=told.priority), sources),
+            *self._prefetch(choice.node, replace(hint, priority=told.priority), sources, now),
         ]

@@ -69,10 +69,12 @@ class Chat:
             "".join(parts), answered_by, session, usage.prompt_tokens_details.cached_tokens or 0, usage.prompt_tokens
         )
 
-    def advise(self, node: str | None = None) -> None:
-        """Say that this session is about to speak."""
+    def advise(self, node: str | None = None, **more: str) -> None:
+        """Say that this session is about to speak. more: further fields of the hint."""
         headers = {"X-Upbeat-Node": node} if node else {}
-        reply = httpx.post(f"{self.url}/v1/advisory", json={"session_id": self.session_id}, headers=headers, timeout=10)
+        reply = httpx.post(
+            f"{self.url}/v1/advisory", json={"session_id": self.session_id, **more}, headers=headers, timeout=10
+        )
         assert reply.status_code == 202, reply.text
 
 

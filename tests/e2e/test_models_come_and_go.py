@@ -100,3 +100,30 @@ def test_a_hint_wakes_a_model_where_memory_is_left(stack: Stack) -> None:
     chats["middle"].advise()
     reach(stack, {"small": "active", "middle": "active", "large": "cold"})
     assert chats["middle"].say(script(2)[1]).cached_tokens >= 64
+
+
+@pytest.mark.parametrize("stack", ["prism"], indirect=True)
+def test_the_hint_of_a_new_conversation_wakes_the_model_that_it_names(stack: Stack) -> None:
+    until, round_ = time.monotonic() + 60, 0
+    while states(stack)["small"] != "cold":  # an earlier hint may wake middle again
+        assert time.monotonic() < until, states(stack)
+        for name in ("large", "middle"):
+            Chat(stack.url, f"others-{name}-{round_}", model=name, max_tokens=4).say(script(3)[0])
+        round_ += 1
+        time.sleep(1.5)
+    Chat(stack.url, "never-heard-of").advise(model_id="small")
+    while states(stack)["small"] != "active":
+        assert time.monotonic() < until, states(stack)
+        time.sleep(0.1)
+
+
+def test_the_longest_request_beside_a_models_own_weights_is_answered_and_a_longer_one_refused(stack: Stack) -> None:
+    def ask(words: int) -> httpx.Response:
+        body = {"model": "large", "prompt": "word " * words, "max_tokens": 4, "temperature": 0}
+        return httpx.post(f"{stack.url}/v1/completions", json=body, timeout=100)
+
+    per_word = ask(100).json()["usage"]["prompt_tokens"] / 100
+    fits, longest = int(7500 / per_word), int(7700 / per_word)  # 8 granules of 17 are left for KV: 119 chunks of 64
+    refused = ask(longest)
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded", refused.text
+    assert ask(fits).json()["usage"]["prompt_tokens"] > 7400

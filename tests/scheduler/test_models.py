@@ -15,6 +15,7 @@ from contracts.models import ModelState, ModelWire
 from contracts.v1 import scheduler_pb2 as pb
 from scheduler.convert import load_from_wire, loads_to_wire, model_to_wire, models_from_wire
 from scheduler.core import snapshot, terms
+from scheduler.core.commands import Wake
 from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
 from scheduler.core.directory import Held
 from scheduler.core.fleet import LoadReport
@@ -190,3 +191,14 @@ def test_a_model_has_one_wire_in_a_fleet() -> None:
         InvalidRequest, match=r"node-0 serves the model 'a' with a server of its own HTTP.*another name"
     ):
         models_from_wire(pb.WorkerHello(node="node-0", models=[info]), {"a": ModelWire.FRAMES})
+
+
+def test_a_hint_for_a_cold_model_wakes_it_even_if_its_session_has_no_cache() -> None:
+    h = Mixed()
+    cold = LoadReport(models={"b": ModelLoad(ModelState.COLD, activation_s=0.5)})
+    assert not [c for c in h.hinted(SessionKey("t", "warm"), "b") if isinstance(c, Wake)]
+    h.fleet.loaded("node-2", cold, [], [], 0.0)
+    told = h.advise(replace(hint(SessionKey("t", "new"), "a9", model="b"), arrival_s=3.0, expires_s=9.0), 1.0)
+    assert [c for c in told if isinstance(c, Wake)] == [Wake("node-2", "b", 3.0, 9.0)]
+    told = h.advise(replace(hint(SessionKey("t", "newer"), "a10", model="b"), arrival_s=None, expires_s=9.0), 1.0)
+    assert [c for c in told if isinstance(c, Wake)] == [Wake("node-2", "b", 1.0, 9.0)], "it types now"

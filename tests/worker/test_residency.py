@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contracts.models import ModelState
 from tests.worker.virtual_device import VirtualDevice
 from tests.worker.virtual_model import CHUNK, random_prompt
-from worker.core.residency import IDLE_S, SLICE_S
+from worker.core.residency import IDLE_S, SLICE_S, Expected
 
 SLABS, WEIGHTS = 24, 8
 
@@ -109,6 +109,20 @@ def test_a_hint_wakes_a_model_in_time_for_its_request() -> None:
     a.store.hint("s", list(a.store.chunks), arrival_s=2.0, expires_s=10.0)
     device.go(until=lambda: device.world.now() >= a.world.now() and states(device) == [ModelState.ACTIVE], most_s=3.0)
     assert not a.sequences
+    device.finish()
+
+
+def test_the_hint_of_a_new_session_wakes_a_model_in_time_and_an_expired_one_does_not() -> None:
+    device = VirtualDevice(1, SLABS, weights=WEIGHTS)
+    residency, now = device.residency, device.world.now()
+    residency.expect("m0", Expected(now + 1.0, now + 1.1))
+    device.world.pass_(2.0)
+    residency.tick(device.world.now())
+    assert states(device) == [ModelState.COLD] and not residency.models["m0"].expected
+    now = device.world.now()
+    residency.expect("m0", Expected(now + 5.0, now + 60.0))
+    device.go(until=lambda: device.world.now() >= now + 5.0)
+    assert states(device) == [ModelState.ACTIVE] and residency.models["m0"].since_s > now + 4.0
     device.finish()
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from contracts.models import ModelState
 from storelink.core.load_plan import may_start
@@ -34,6 +35,8 @@ SLICE_S, SLICE_ACTIVATIONS = 2.0, 20.0
 DRAIN_S = 5.0
 #: Bytes per second of copies of weights, until measured.
 _COPY_BYTES_S = 2e9
+#: Hinted requests that a model remembers: only the soonest matters.
+_MOST_EXPECTED = 16
 #: An activation for a hint begins this much before it must, in seconds.
 _EARLY_S = 0.25
 #: Wait before a failed activation is tried again, in seconds: the first, and the longest.
@@ -61,6 +64,13 @@ class Unload:
 Instruction = Load | Unload
 
 
+class Expected(NamedTuple):
+    """When a hinted request is expected, and until when."""
+
+    arrival_s: float
+    until_s: float
+
+
 @dataclass(slots=True, eq=False)
 class Resident:
     """One model. granules: of its weights. bytes_: to copy. pinned: never evicted."""
@@ -79,6 +89,8 @@ class Resident:
     waits_s: float = math.inf
     #: Layers that are here, while loading.
     ready: int = 0
+    #: Hinted requests of sessions without KV here, soonest first; hints of others reach the engine by the store.
+    expected: list[Expected] = field(default_factory=list)
     #: Failed activations since the last good one, and when to try again.
     failures: int = 0
     retry_s: float = -math.inf
@@ -155,6 +167,11 @@ class Residency:
         return max(self._now - used_s, 0.0) if math.isfinite(used_s) else 0.0
 
     # ---- time --------------------------------------------------------------------------------------------------
+    def expect(self, name: str, expected: Expected) -> None:
+        """A request for the model is expected."""
+        resident = self.models[name]
+        resident.expected = sorted([*resident.expected, expected])[:_MOST_EXPECTED]
+
     def tick(self, now: float) -> None:
         """Decide what is due. Call before each round of turns."""
         self._now = now
@@ -294,7 +311,9 @@ class Residency:
 
     def _hint_due_s(self, resident: Resident) -> float:
         """When an activation must begin so that the next hinted request finds the model active."""
-        arrival_s = resident.core.prefetching.next_arrival_s(self._now)
+        resident.expected = [each for each in resident.expected if each.until_s > self._now]
+        soonest_s = resident.expected[0].arrival_s if resident.expected else math.inf
+        arrival_s = min(resident.core.prefetching.next_arrival_s(self._now), soonest_s)
         return arrival_s - resident.bytes_ / self.copy_bytes_s - _EARLY_S
 
     def _spares(self, asker: Share) -> list[Resident]:

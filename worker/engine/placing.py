@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from worker.core.granules import OutOfGranules
-from worker.core.residency import Load, Residency
+from worker.core.residency import Expected, Load, Residency
 from worker.models.filling import Copy, Filling, host_copy
 from worker.models.image import HostImage
 from worker.models.load import Model
@@ -35,10 +36,20 @@ class Placing:
     clock: Clock = field(default_factory=RealClock)
     #: Wakes the device's thread. Any thread.
     woken: Callable[[], object] = lambda: None
+    _expected: queue.SimpleQueue[tuple[str, Expected]] = field(default_factory=queue.SimpleQueue)
     _fillings: dict[str, Filling] = field(default_factory=dict)
+
+    def expect(self, name: str, arrival_s: float, expires_s: float) -> None:
+        """A request for this model is expected, at times from now. Unknown models are ignored. Any thread."""
+        now = self.clock.now()
+        if name in self.models:
+            self._expected.put((name, Expected(now + arrival_s, now + expires_s)))
+            self.woken()
 
     def turn(self, make_way: Callable[[], None]) -> None:
         """Take note of weights that have come, decide, and execute. make_way: unmaps what engines have given up."""
+        while not self._expected.empty():
+            self.residency.expect(*self._expected.get())
         for name, filling in list(self._fillings.items()):
             self._note(name, filling)
         self.residency.tick(self.clock.now())
