@@ -90,12 +90,11 @@ def switches() -> str:
     for name, arms in found["cells"].items():
         for arm in (arm for arm in arms if arm != "balanced"):
             rows.append([quoted(name), arm, *(spread(ratios(arms[arm], arms["balanced"], of, at)) for of, at in pairs)])
-    before = any("no-layer-priority" in arms for arms in found["cells"].values())
     return f"""
 ### Without one mechanism
 
 `bench/pressure/run --switches`, the same load, {found["settings"]["seeds"]:.0f} seeds: `balanced` without one mechanism ÷ `balanced`. Above one, the mechanism pays.
-{BEFORE if before else "`layer-priority` is on, which it is not by default."}
+`layer-priority` is on, which it is not by default.
 
 {table(("", "without", "returning, mean", "returning, p95", "end to end, mean"), rows)}
 """
