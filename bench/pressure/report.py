@@ -80,7 +80,6 @@ In the mean of returning turns `balanced` is behind `sticky` in {Figure(behind):
 
 
 #: Of results from when all mechanisms were on.
-BEFORE = "Measured with layer priority on, as it was by default then (docs/design/0036-layers-under-load.md says what changed)."
 
 
 def switches() -> str:
