@@ -79,9 +79,6 @@ In the mean of returning turns `balanced` is behind `sticky` in {Figure(behind):
 """
 
 
-#: Of results from when all mechanisms were on.
-
-
 def switches() -> str:
     """`balanced` without each mechanism, over `balanced`."""
     found = document("result-switches.json")
