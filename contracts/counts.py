@@ -10,6 +10,7 @@ from dataclasses import dataclass
 class Counts:
     """An engine's load now. outstanding_s: seconds of work by priority. pages_free: pages no sequence uses;
     pages_cached: those of them that hold cached KV. in_flight: request ids. request_s, prefill_token_s: 0: not known.
+    token_rate: admitted prompt tokens and decoded tokens a second.
     """
 
     running: int
@@ -22,3 +23,4 @@ class Counts:
     pages_free: int
     pages_cached: int
     in_flight: tuple[str, ...]
+    token_rate: float = 0.0

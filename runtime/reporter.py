@@ -177,6 +177,7 @@ class Reporter:
             outstanding_by_priority=counts.outstanding_s,
             request_s=counts.request_s,
             prefill_token_s=counts.prefill_token_s,
+            token_rate=counts.token_rate,
             kv_bytes_used=(counts.pages_total - counts.pages_free) * page_bytes,
             kv_bytes_cached=counts.pages_cached * page_bytes,
             kv_bytes_limit=counts.pages_total * page_bytes,

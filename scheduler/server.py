@@ -47,8 +47,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.listen = config.scheduler_listen(number)
         self._gathering = Gathering(self.clock.now(), config.devices)
         section = config.scheduler
+        models = registered(config)
         settings = Settings(
-            policy_named(section.policy), tuple(registered(config)), section.hints_per_s, section.hint_burst
+            policy_named(section.policy),
+            tuple(models),
+            section.hints_per_s,
+            section.hint_burst,
+            pinned=frozenset(name for name, model in models.items() if model.pinned),
+            min_nodes={name: model.min_nodes for name, model in models.items() if model.min_nodes},
+            moves_models=number == 0,
         )
         self.control = Control(settings)
         self.reports = Reports(self.control, self.clock)

@@ -7,8 +7,8 @@ device is chosen: `core.placer`. The process (`scheduler.server`) and the simula
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
 from contracts.workflow import Hop
@@ -74,12 +74,16 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The scheduler's configuration. models: the registered ones. hints_per_s, hint_burst: the prefetch budget of each
-    tenant and each of its addresses."""
+    tenant and each of its addresses. pinned, min_nodes: see `core.model_moves`. moves_models: whether this scheduler
+    moves models between devices; one of a fleet does."""
 
     policy: Policy = balanced
     models: tuple[str, ...] = ()
     hints_per_s: float = 200.0
     hint_burst: float = 1000.0
+    pinned: frozenset[str] = frozenset()
+    min_nodes: Mapping[str, int] = field(default_factory=dict)
+    moves_models: bool = True
 
 
 class Control:
@@ -87,12 +91,13 @@ class Control:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self._placer = Placer(self.settings.policy, self.settings.models)
+        self._placer = Placer(self.settings.policy, self.settings.models, self.settings.pinned, self.settings.min_nodes)
         self.fleet, self.directory = self._placer.fleet, self._placer.directory
         self.advisories, self.explained = self._placer.advisories, self._placer.explained
         self.trust = Trust(self.settings.hints_per_s, self.settings.hint_burst)
         self.erasures, self.callgraphs = Erasures(), Callgraphs()
         self._hints = Hints(self._placer, self.trust)
+        self.model_moves = self._placer.model_moves
 
     @property
     def decisions(self) -> int:
@@ -190,7 +195,8 @@ class Control:
         for name in self.fleet.silent(now):
             self.directory.forget_node(name)
         self.fleet.note_states(now)
-        return self._hints.move(now)
+        woken = self.model_moves.tick(now) if self.settings.moves_models else []
+        return [*self._hints.move(now), *woken]
 
     # ---- nodes -------------------------------------------------------------------------------------------------
     def worker_left(self, name: str, now: float | None = None) -> None:

@@ -5,6 +5,8 @@ The choice itself is `core.placement`. What a hint does once it is placed: `core
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from blake3 import blake3
@@ -16,6 +18,7 @@ from scheduler.core.advisories import Advisories, Pending
 from scheduler.core.decisions import Decision, Decisions
 from scheduler.core.directory import Directory
 from scheduler.core.fleet import Fleet
+from scheduler.core.model_moves import ModelMoves
 from scheduler.core.placement import Choice, place
 from scheduler.core.policies import Policy
 from scheduler.core.snapshot import PlacementRequest, Snapshot
@@ -27,11 +30,18 @@ class Placer:
     models: the registered ones. `count`: turns placed so far.
     """
 
-    def __init__(self, policy: Policy, models: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        models: tuple[str, ...],
+        pinned: frozenset[str] = frozenset(),
+        min_nodes: Mapping[str, int] | None = None,
+    ) -> None:
         self._policy, self._models = policy, models
         self.fleet, self.directory, self.explained = Fleet(), Directory(), Decisions()
         self.fleet.registered = frozenset(models)
         self.advisories = Advisories(self.fleet.columns.expect)
+        self.model_moves = ModelMoves(self.fleet, pinned, min_nodes)
         self.count = 0
 
     def view(self, session: SessionKey, turn: PlacementRequest, now: float, pending: Pending | None) -> Snapshot:
@@ -45,7 +55,10 @@ class Placer:
         return view
 
     def choose(self, session: SessionKey, turn: PlacementRequest, view: Snapshot) -> Choice:
-        """The device for this turn or hint. Raises what `filters.eligible` raises."""
+        """The device for this turn or hint; one that the model is leaving only if there is no other. Raises what
+        `filters.eligible` raises."""
+        if leaving := self.model_moves.leaving(turn.model):
+            turn = replace(turn, avoid=frozenset(turn.avoid) | leaving)
         return place(view, turn, self._policy, seed_of(session))
 
     def explain(

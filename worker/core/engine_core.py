@@ -371,6 +371,7 @@ class EngineCore:
             pages_free=free,
             pages_cached=cache.cached,
             in_flight=tuple(self.live),
+            token_rate=self.state.token_rate.at(self.state.now),
         )
 
     def validate(self, others: Iterable[Block] = ()) -> None:

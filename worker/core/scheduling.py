@@ -226,6 +226,7 @@ class Scheduling:
         while True:
             lacking = 0
             if len(here) < self.state.policy.max_batch and not (lacking := self.admission.admit(s, spare)):
+                d.token_rate.add(0 if s.reached else len(s.tokens), d.now)
                 return True
             giving = [other for other in here if other.request.priority > priority]
             if len(self._groups) > 1:
@@ -313,6 +314,8 @@ class Scheduling:
         if s.restarted is not None and s.computed < s.reached:
             self.recomputed_tokens[s.restarted] += min(s.computed + count * steps, s.reached) - s.computed
         self._charge(s, s.computed + count * steps - max(s.computed, s.reached), steps, decodes=s.pending == steps)
+        if s.spoken:
+            self.state.token_rate.add(steps, self.state.now)
         s.computed += count * steps
         self.saving.keep_full_chunks(s, s.computed - count * steps)
 

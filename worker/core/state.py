@@ -19,6 +19,7 @@ from worker.core.hbm import HbmCache
 from worker.core.load import Load
 from worker.core.pages import Pages
 from worker.core.policy import Policy
+from worker.core.token_rate import TokenRate
 
 #: How long a silent store is not asked, in seconds.
 REST_S = 30.0
@@ -49,6 +50,7 @@ class CoreState:
     attached: bool = False
     #: Recent load rates by source.
     rates: LoadRates = field(default_factory=LoadRates)
+    token_rate: TokenRate = field(default_factory=TokenRate)
     #: The order of sequences that wait for their first token.
     order: Order = field(default_factory=Order)
     #: A silent store is not asked before this time.
