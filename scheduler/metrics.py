@@ -70,6 +70,13 @@ class SchedulerMetrics(Collector):
         for state in ("serving", "suspect", "draining", "dead", "starting", "absent"):
             nodes.add_metric((state,), states[state])
         yield nodes
+        moves = control.model_moves
+        yield _counted(
+            "upbeat_scheduler_model_moves",
+            "Models moved between devices, by stage",
+            "stage",
+            {"begun": moves.begun, "arrived": moves.arrived, "given_up": moves.given_up},
+        )
         known = GaugeMetricFamily("upbeat_scheduler_sessions", "Sessions that some node has reported")
         known.add_metric((), len(control.directory))
         yield known
