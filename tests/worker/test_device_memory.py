@@ -3,6 +3,7 @@ is mapped."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -89,6 +90,35 @@ def test_a_warm_granule_keeps_its_memory_and_is_taken_first_until_it_is_cooled(p
     assert pool.cool(8) == 3 and pool.resident_bytes() == 2 * G
     span.map(2, pool.take(2, KV))
     assert (seen(pool, span.address + 2 * G, 2 * G) == 0).all()
+
+
+def test_a_retired_place_is_used_again_only_when_it_is_unmapped_and_its_granule_at_once(pool: DeviceMemory) -> None:
+    G = pool.granule_bytes
+    first, second = pool.reserve(4 * G, KV), pool.reserve(4 * G, KV)
+    hide, waits = pool.physical.hide, threading.Event()
+
+    def late(address: int, count: int) -> None:
+        waits.wait(10)
+        hide(address, count)
+
+    pool.physical.hide = late  # type: ignore[method-assign]
+    first.map(0, pool.take(2, KV))
+    seen(pool, first.address, G)[:] = 7
+    left = first.retire(0, 2)
+    assert not first.mapped() and pool.free == 14
+    second.assign(0, left)
+    second.show(0, 2)
+    assert (seen(pool, second.address, G) == 7).all(), "its content went along"
+    first.assign(0, pool.take(1, KV))
+    showing = threading.Thread(target=first.show, args=(0, 1))
+    showing.start()
+    showing.join(0.05)
+    assert showing.is_alive()
+    waits.set()
+    showing.join(10)
+    assert not showing.is_alive()
+    seen(pool, first.address, G)[:] = 9
+    assert (seen(pool, second.address, G) == 7).all()
 
 
 def test_usage_names_every_byte_and_what_lies_beside_the_granules(pool: DeviceMemory) -> None:

@@ -4,25 +4,28 @@ Every user of device memory (weights, KV of each model, a trainer, another engin
 content when it moves between spans and owners. Granules given back without `keep` lose it, and their memory returns to
 the system at once. Memory used beside granules (activations, tables, graphs) is counted here too.
 
-Does not decide who gets granules. Not thread-safe: the worker calls it from one thread, except `usage`.
+Does not decide who gets granules. Not thread-safe: the worker calls it from one thread, except `usage` and `Span.show`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 
 from worker.core.granules import GranuleLedger, GranuleMisuse, GranuleState, Owner
 from worker.memory.exports import Exported
 from worker.memory.host_memory import HostMemory
 from worker.memory.physical import PhysicalMemory, runs
+from worker.memory.unmapping import Unmapping
 
 
 class DeviceMemory:
     """`total` granules of `granule_bytes` each, over one physical memory.
 
-    Invariants: a span maps granules of its owner only, and a granule is mapped at most once; only warm granules and
-    those mapped since they were taken use physical memory.
+    Invariants: a span maps granules of its owner only, and a granule is mapped at most once, but for places that were
+    retired; only warm granules and those mapped since they were taken use physical memory.
     """
 
     def __init__(self, physical: PhysicalMemory, total: int, granule_bytes: int) -> None:
@@ -31,6 +34,7 @@ class DeviceMemory:
         self.ledger = GranuleLedger(total)
         self._spans: dict[int, Span] = {}
         self._numbers = itertools.count()
+        self._unmapping = Unmapping(physical)
         self._beside: list[tuple[Owner, str, Callable[[], int]]] = []
 
     @property
@@ -106,6 +110,7 @@ class DeviceMemory:
 
     def close(self) -> None:
         """Closes all spans and the memory. Tensors over it become invalid."""
+        self._unmapping.close()
         for span in list(self._spans.values()):
             span.close()
         self.physical.close()
@@ -138,6 +143,9 @@ class Span:
         self._at: dict[int, int] = {}
         #: Places that `assign` gave a granule and `show` has not mapped yet.
         self._unshown: set[int] = set()
+        #: Places that `retire` has left mapped for now.
+        self._retired: set[int] = set()
+        self._unmapped = threading.Condition()
 
     def map(self, at_granule: int, granules: Sequence[int]) -> None:
         """Maps held `granules` from granule `at_granule` of this span on.
@@ -159,8 +167,10 @@ class Span:
 
     def show(self, at_granule: int, count: int) -> None:
         """Maps places that were assigned. Their content is undefined. Any thread; none of them may be unmapped
-        meanwhile."""
+        meanwhile. Waits for places that were retired."""
         places = range(at_granule, at_granule + count)
+        with self._unmapped:
+            self._unmapped.wait_for(lambda: self._retired.isdisjoint(places))
         self.memory.physical.show(self._address(at_granule), [self._at[at] for at in places], touch=False)
         self._unshown.difference_update(places)
 
@@ -180,15 +190,37 @@ class Span:
 
         Raises GranuleMisuse, changing nothing, unless the whole range is mapped.
         """
+        self._require_shown(at_granule, count)
+        self._hide(at_granule, count)
+        return self._left(range(at_granule, at_granule + count))
+
+    def _require_shown(self, at_granule: int, count: int) -> None:
         self._require_inside(at_granule, count)
         if not self.shows(at_granule, count):
             raise GranuleMisuse(f"span {self.number} shows nothing in part of {at_granule}..{at_granule + count}")
-        if count == 0:
-            return []
-        self._hide(at_granule, count)
-        hidden = [self._at.pop(at) for at in range(at_granule, at_granule + count)]
+
+    def _left(self, places: range) -> list[int]:
+        hidden = [self._at.pop(at) for at in places]
         self.memory.ledger.hidden(hidden)
         return hidden
+
+    def retire(self, at_granule: int, count: int) -> list[int]:
+        """Like `unmap`, but the range is unmapped a little later, on another thread; `assign` may be called at once. No
+        queued work may use the range. Its granules are held and keep their content: others may map them already."""
+        self._require_shown(at_granule, count)
+        places = range(at_granule, at_granule + count)
+        for first, shown in runs([at for at in places if at not in self._unshown]):
+            with self._unmapped:
+                self._retired.update(range(first, first + shown))
+            gone = functools.partial(self._gone, range(first, first + shown))
+            self.memory._unmapping.put(self._address(first), shown, gone)
+        self._unshown.difference_update(places)
+        return self._left(places)
+
+    def _gone(self, places: range) -> None:
+        with self._unmapped:
+            self._retired.difference_update(places)
+            self._unmapped.notify_all()
 
     def shows(self, at_granule: int, count: int) -> bool:
         """Whether the whole range is mapped."""
@@ -202,6 +234,8 @@ class Span:
         """Gives back mapped granules and the address range. Idempotent."""
         if self.memory._spans.pop(self.number, None) is None:
             return
+        with self._unmapped:
+            self._unmapped.wait_for(lambda: not self._retired)
         for at, _ in self.mapped():
             self._hide(at, 1)
         shown = list(self._at.values())

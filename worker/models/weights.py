@@ -138,10 +138,12 @@ class WeightSpan:
                 part.forget(source)
 
     def unload(self, *, keep: bool = False) -> int:
-        """Gives the granules back; returns their number. Views become invalid. keep: their memory stays allocated."""
+        """Gives the granules back; returns their number. Views become invalid. keep: their memory stays allocated, and
+        the range is unmapped a little later."""
         if not self.loaded:
             return 0
-        granules = self.span.unmap(0, self.span.granules)
+        leave = self.span.retire if keep else self.span.unmap
+        granules = leave(0, self.span.granules)
         self.memory.give(granules, keep=keep)
         self.loaded = False
         return len(granules)
