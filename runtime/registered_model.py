@@ -30,7 +30,8 @@ class RegisteredModel(BaseModel):
     model_config = STRICT
     #: A Hugging Face directory, or for the command line a hub id.
     path: Path
-    #: Service targets (SLO) in seconds: time to the first token, and per token after it; 0: none.
+    #: Service targets (SLO) in seconds: time to the first token, by which a device's prompts are ordered over all its
+    #: models; and per token after it, which bounds the steps that compute prompts. 0: none.
     ttft_s: _Seconds = 0.0
     tpot_s: _Seconds = 0.0
     #: When models compete for a device, the one with the greatest number gives up memory first.

@@ -36,6 +36,7 @@ from worker.devices.runner import Steps
 from worker.engine.engine import NativeEngine
 from worker.engine.executor import Executor
 from worker.engine.placing import Placed, Placing
+from worker.engine.policies import within
 from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
@@ -141,7 +142,7 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
     servings = [
         _serve(image, free, free, each, device, threads, salt_of) for image, each in zip(images, ids, strict=True)
     ]
-    _arbitrate(servings, lambda name: 0.0)
+    _meet_targets(servings, lambda name: 0.0)
     if sharing == "elastic":
         balloon = Balloon(device.memory.total)
         for serving in servings:
@@ -181,7 +182,7 @@ def _serve_in_turns(
         servings.append(_serve(image, memory.total, memory.total - beside, each, device, threads, salt_of))
     balloon = Balloon(memory.total)
     residency = Residency(balloon, one_at_a_time=config.sharing == "swap")
-    _arbitrate(servings, residency.activation_s)
+    _meet_targets(servings, residency.activation_s)
     for serving in servings:
         model, core = serving.image.model, serving.engine.core
         resident = Resident(
@@ -198,21 +199,17 @@ def _serve_in_turns(
     return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
 
 
-def _arbitrate(servings: Sequence[Serving], activation_s: Callable[[str], float]) -> None:
-    """Where a model has a target for the first token, order the device's prefills by targets."""
-    targets = {s.image.name: registered(s.image.config)[s.image.name].ttft_s for s in servings}
-    if not any(targets.values()):
-        return
-    arbitration = Arbitration()
-    for serving in servings:
-        name, core = serving.image.name, serving.engine.core
-        core.state.order.arbitrate(
-            arbitration,
-            targets[name],
-            core.live.values,
-            core.pace,
-            functools.partial(activation_s, name),
-        )
+def _meet_targets(servings: Sequence[Serving], activation_s: Callable[[str], float]) -> None:
+    """Where models have targets: order the device's prefills by those for the first token, and bound steps by the
+    tightest one for a token."""
+    entries = [registered(s.image.config)[s.image.name] for s in servings]
+    arbitration = Arbitration() if any(entry.ttft_s for entry in entries) else None
+    token_s = min((entry.tpot_s for entry in entries if entry.tpot_s), default=0.0)
+    for serving, entry in zip(servings, entries, strict=True):
+        core, coming_s = serving.engine.core, functools.partial(activation_s, serving.image.name)
+        core.state.policy = within(core.state.policy, token_s)
+        if arbitration is not None:
+            core.state.order.arbitrate(arbitration, entry.ttft_s, core.live.values, core.pace, coming_s)
 
 
 def _join(balloon: Balloon, serving: Serving) -> Share:

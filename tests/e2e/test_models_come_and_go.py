@@ -1,4 +1,5 @@
-"""Three models on a device that holds two at most: every request is answered as by a model alone, hints wake models."""
+"""Three models on a device that holds two at most, with and without targets: every request is answered as by a model
+alone, hints wake models."""
 
 from __future__ import annotations
 
@@ -46,9 +47,13 @@ def stack(
     models: dict[str, Path], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
     # Each layer, and what is outside the layers, takes one granule of 2 MiB: 5, 7 and 9 of 17.
+    registered = {name: {"path": str(path)} for name, path in models.items()}
+    if request.param == "prism":
+        registered["small"] |= {"ttft_s": 0.2, "tpot_s": 0.05}
+        registered["large"] |= {"ttft_s": 2.0}
     with Stack(
-        models=models, nodes=1, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.0345, dram_gib=0.1,
-        settings={"sharing": request.param},
+        nodes=1, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.0345, dram_gib=0.1,
+        settings={"sharing": request.param, "models": registered},
     ) as made:  # fmt: skip
         yield made
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tests.worker.virtual_device import VirtualDevice
 from tests.worker.virtual_model import CHUNK, random_prompt
 from worker.core.arbitration import Job, late
+from worker.core.policy import Policy
+from worker.engine.policies import within
 
 NOW = 100.0
 JOBS = st.lists(
@@ -101,3 +103,10 @@ def test_a_request_that_cannot_be_in_time_is_answered_although_others_keep_comin
     come(2)
     device.go(until=lambda: bool(a.answers[hopeless].times_s))
     device.finish()
+
+
+@pytest.mark.parametrize(("mixed_s", "token_s", "found"), [(0.1, 0.0, 0.1), (0.1, 0.05, 0.025), (0.0, 0.05, 0.025)])
+def test_steps_with_prompts_leave_half_of_the_tightest_target_for_a_token(
+    mixed_s: float, token_s: float, found: float
+) -> None:
+    assert within(Policy(mixed_step_s=mixed_s), token_s).mixed_step_s == found

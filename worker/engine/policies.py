@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from runtime.sections import KvSection, WorkerSection
 from worker.core.policy import Policy
 
@@ -20,3 +23,11 @@ def policy_of(kv: KvSection, worker: WorkerSection) -> Policy:
         mixed_step_s=worker.mixed_step_s,
         shared_step_s=worker.shared_step_s,
     )
+
+
+def within(policy: Policy, token_s: float) -> Policy:
+    """The policy with mixed steps short enough for a token in `token_s` (0: any time): a round of turns has one of
+    them, which gets half of it, and other models' decodes the rest."""
+    if not token_s:
+        return policy
+    return replace(policy, mixed_step_s=min(policy.mixed_step_s or math.inf, token_s / 2))
