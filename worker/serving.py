@@ -22,6 +22,7 @@ from runtime.config import Config
 from runtime.profile_files import fitting
 from runtime.registry import registered
 from runtime.sections import GIB
+from runtime.weight_images import remove_unused
 from storelink.ends import End
 from worker.core.balloon import Balloon, Share
 from worker.core.granules import Owner, Use
@@ -42,7 +43,7 @@ from worker.measure.steps import BRIEF, on_free_pages
 from worker.memory.device_memory import DeviceMemory
 from worker.memory.paged_kv import PagedKv
 from worker.models.filling import Filling
-from worker.models.image import HostImage, image_of, remove_unused
+from worker.models.image import HostImage, image_of
 from worker.models.load import Model, lay_out, load, too_large
 from worker.service.server import longest
 from worker.text.codec import TextCodec
