@@ -201,7 +201,7 @@ class Stack:
         finally:
             self.running.discard(self)
             if self.port:
-                config = load_config(None, {"data": str(self.data), "nodes": {"count": self.nodes}})
+                config = load_config(self.config_file, {"data": str(self.data), "nodes": {"count": self.nodes}})
                 for number in range(self.nodes):
                     remove_dead(arenas_of(config.node(number).arena_stem))
                 remove_unused(config.shm_dir)
