@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
@@ -138,6 +138,7 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
         for serving in servings:
             _join(balloon, serving).weights = serving.image.weight_granules(device.memory)
         balloon.limits_changed()
+        servings = [_bounded(serving) for serving in servings]
     return Served(servings)
 
 
@@ -184,7 +185,28 @@ def _serve_in_turns(
         if residency.one_at_a_time and serving is not servings[-1]:
             model.unload()
         residency.join(resident, ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD)
+    for resident in residency.models.values():
+        _check_reach(resident, residency, config)
+    servings = [_bounded(serving) for serving in servings]
     return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
+
+
+def _check_reach(resident: Resident, residency: Residency, config: Config) -> None:
+    """Raises ConfigError when the model could never be on the device: its requests would wait for ever."""
+    if resident.share.pool.reach * resident.share.slab_granules < resident.least:
+        pinned = [each.name for each in residency.models.values() if each.pinned and each is not resident]
+        beside = f" beside {' and '.join(pinned)}, which is pinned," if pinned else ""
+        raise ConfigError(
+            f"kv.hbm_gib = {config.kv.hbm_gib}: {resident.name} needs {resident.granules} granules for weights and "
+            f"{resident.least} for KV, which{beside} the device's {residency.balloon.granules} do not hold; raise it"
+            + (", or pin fewer models" if pinned else "")
+        )
+
+
+def _bounded(serving: Serving) -> Serving:
+    """With the tokens that fit beside the weights that are always here: a longer request would wait for ever."""
+    model, pool, shape = serving.image.model, serving.pool, serving.image.shape
+    return replace(serving, max_tokens=longest(model.max_tokens, pool.total, shape.layers, shape.chunk_tokens))
 
 
 def _join(balloon: Balloon, serving: Serving) -> Share:
@@ -199,9 +221,14 @@ def _join(balloon: Balloon, serving: Serving) -> Share:
 
 def _image_bytes(config: Config) -> int:
     """Bytes of images that may be kept in host memory. The stores' arenas may not be allocated yet."""
+    try:
+        config.shm_dir.mkdir(parents=True, exist_ok=True)
+        found = os.statvfs(config.shm_dir)
+    except OSError as error:
+        log.warning("no images of weights in host memory", path=str(config.shm_dir), error=str(error))
+        return 0
     if config.worker.images_gib is not None:
         return int(config.worker.images_gib * GIB)
-    found = os.statvfs(config.shm_dir)
     arenas = config.nodes.count * int(config.kv.dram_gib * GIB)
     return max(found.f_bavail * found.f_frsize - arenas, 0) // 2
 
