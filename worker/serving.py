@@ -121,6 +121,15 @@ class Served:
             image.close()
 
 
+def present(configs: Mapping[str, Config]) -> dict[str, Config]:
+    """Those whose directory is there, if any: a model that vanished since the stack's start does not keep the others of
+    its device from serving."""
+    there = {name: config for name, config in configs.items() if config.model.is_dir()}
+    for name in configs.keys() - there.keys() if there else ():
+        log.error("a model's directory is gone; the others are served", model=name, path=str(configs[name].model))
+    return there or dict(configs)
+
+
 def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_of: Callable[[str], bytes]) -> Served:
     """The models of these configurations (`runtime.registry.as_only`), by `sharing`. Raises ConfigError when there is
     no room."""

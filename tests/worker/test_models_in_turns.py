@@ -26,7 +26,7 @@ from worker.engine import failpoints
 from worker.engine.device_loop import DeviceLoop
 from worker.engine.engine import Cancel, Submit
 from worker.models.weights import WeightSpan
-from worker.serving import Served, serve_all
+from worker.serving import Served, present, serve_all
 
 #: The device holds one of the models at a time.
 GRANULE, HBM_GIB = 64 << 10, 3.5 / 1024
@@ -219,3 +219,12 @@ def test_no_request_may_be_longer_than_memory_beside_its_own_weights(directory: 
         for serving in r.served.servings:
             rest = r.residency.balloon.granules - r.residency.models[serving.image.name].granules
             assert serving.max_tokens * serving.image.shape.chunk_bytes // CHUNK <= rest * GRANULE
+
+
+def test_a_start_goes_on_without_a_model_whose_directory_is_gone_unless_it_is_the_only_one(tmp_path: Path) -> None:
+    models = {name: {"path": str(tmp_path / name)} for name in MODELS}
+    config = load_config(None, {"models": models, "data": tmp_path, "run_dir": tmp_path})
+    (tmp_path / "one").mkdir()
+    assert list(present(as_only(config, 0))) == ["one"]
+    (tmp_path / "one").rmdir()
+    assert list(present(as_only(config, 0))) == ["one", "two"], "the start then says what is missing"
