@@ -85,7 +85,7 @@ def join(
     display = Display(as_json=as_json)
     lock = machine.take_lock(resolved.run_dir / "lock", "--run-dir", vllm, display.line)
     if not no_store:
-        machine.remove_arenas(resolved)
+        machine.remove_shared_memory(resolved)
         machine.check_ports(resolved, machine.ports_of_node(resolved, number))
     if not api_key_env:
         display.line(

@@ -22,6 +22,7 @@ from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.disk_shares import blob_directory, blob_limit_bytes, disk_of, reserve_bytes, ssd_limit_bytes
 from runtime.sections import GIB
+from runtime.weight_images import remove_unused
 from storelink.arena_file import free_bytes
 from storelink.arena_sharing import file_bytes, remove_dead
 
@@ -172,10 +173,12 @@ def each(config: Config) -> str:
     return f" (of each of nodes.devices = {config.nodes.devices})" if config.nodes.devices > 1 else ""
 
 
-def remove_arenas(config: Config) -> list[Path]:
-    """Delete this data directory's arenas whose store has ended; returns their paths. Covers any number of nodes."""
+def remove_shared_memory(config: Config) -> None:
+    """Delete this data directory's arenas whose store has ended, of any number of nodes, and all images of weights that
+    no worker uses."""
     stem = config.node(0).arena_stem
-    return remove_dead(sorted(stem.parent.glob(stem.name.removesuffix("0") + "*.arena")))
+    remove_dead(sorted(stem.parent.glob(stem.name.removesuffix("0") + "*.arena")))
+    remove_unused(config.shm_dir)
 
 
 def take_lock(path: Path, flag: str, url: str, say: Callable[[str], None]) -> IO[str]:

@@ -1,7 +1,7 @@
 """Runs a stack: starts its processes, restarts those that die, and stops them in order.
 
 Invariants: a planned process has at most one running instance; nothing starts once `stopping` is set; when `run`
-returns, no process and no arena of the stack is left.
+returns, no process, no arena and no unused image of weights of the stack is left.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Supervisor:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self._on_signal)
         self._logs.open(planned.name for planned in self._plan)
-        machine.remove_arenas(self._config)
+        machine.remove_shared_memory(self._config)
         self._lives = {
             planned.name: asyncio.create_task(self._live(planned), name=planned.name) for planned in self._plan
         }
@@ -87,7 +87,7 @@ class Supervisor:
                 process.send(signal.SIGKILL)
             results = await asyncio.gather(*self._lives.values(), readiness, return_exceptions=True)
             await self._logs.close()
-            machine.remove_arenas(self._config)
+            machine.remove_shared_memory(self._config)
             await asyncio.to_thread(self._end_left_behind)
             self._note_pids()
         for result in results:

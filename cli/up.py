@@ -106,7 +106,7 @@ def up(
         machine.take_lock(resolved.data / "lock", "--data", base_url(resolved), display.line),
         machine.take_lock(resolved.run_dir / "lock", "--run-dir", base_url(resolved), display.line),
     ]
-    machine.remove_arenas(resolved)
+    machine.remove_shared_memory(resolved)
     machine.check_memory(resolved)
     machine.check_ports(resolved)
     machine.warn_of_disk(resolved, display.line)

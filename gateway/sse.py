@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -39,6 +41,11 @@ def encoded(body: Any) -> bytes:
         return _ENCODE(body).encode("utf-8", "replace")
 
 
+def comment(text: str) -> bytes:
+    """A line that event readers ignore."""
+    return b": " + "".join(c if c.isprintable() else "?" for c in text).encode("utf-8", "replace") + b"\n\n"
+
+
 class TextEvents:
     """Events that differ in one text only; the rest is encoded once. body_of: returns the body for a text."""
 
@@ -65,6 +72,7 @@ class EventStream(web.StreamResponse):
     def __init__(self, headers: Mapping[str, str]) -> None:
         super().__init__(headers={**HEADERS, **headers})
         self._kept: list[bytes] = []
+        self._sent = 0
 
     def keep(self, events: bytes) -> None:
         """Send these events with the next ones."""
@@ -72,7 +80,28 @@ class EventStream(web.StreamResponse):
 
     async def send(self, events: bytes = b"") -> None:
         """Send these events now, after the kept ones. Sends at least the headers."""
+        self._sent += 1
         await self.write(self._all(events))
+
+    @contextlib.asynccontextmanager
+    async def kept_alive(self, every_s: float, why: Callable[[], str]) -> AsyncIterator[None]:
+        """Within it, a comment is sent whenever nothing has been for this long; 0: never. why: its text."""
+
+        async def comments() -> None:
+            while True:
+                before = self._sent
+                await asyncio.sleep(every_s)
+                if self._sent == before:
+                    await self.send(comment(why()))
+
+        task = asyncio.ensure_future(comments()) if every_s else None
+        try:
+            yield
+        finally:
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ConnectionError):  # its reader went away
+                    await task
 
     async def end(self, events: bytes) -> None:
         """Send these events after the kept ones and end the response."""

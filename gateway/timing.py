@@ -23,11 +23,6 @@ def asks(request: web.Request) -> bool:
     return request.headers.get(ASKED_BY) == "1"
 
 
-def comment(timing: str) -> bytes:
-    """A server-sent comment, which event readers ignore."""
-    return b": server-timing " + timing.encode() + b"\n\n"
-
-
 def observe(model: str, times: TurnTimes) -> None:
     """Count a turn of `model`, a known model: each phase until its first token, and decoding if it has ended."""
     if not times.spoken:

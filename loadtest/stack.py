@@ -33,6 +33,7 @@ import yaml
 from runtime.config_file import load_config
 from runtime.places import device_ports, node_ports
 from runtime.sections import NodesSection
+from runtime.weight_images import remove_unused
 from storelink.arena_sharing import arenas_of, remove_dead
 
 #: `upbeat up` drains for at most 30 s.
@@ -192,17 +193,18 @@ class Stack:
             process.wait()
 
     def close(self) -> None:
-        """Stop, and remove the arenas. Empties the files of a temporary directory now, and deletes it when this process
-        ends: for minutes after many deletions, ext4 without a journal takes a millisecond to create a file, which would
-        slow the next stack."""
+        """Stop, and remove the arenas and images. Empties the files of a temporary directory now, and deletes it when
+        this process ends: for minutes after many deletions, ext4 without a journal takes a millisecond to create a
+        file, which would slow the next stack."""
         try:
             self.stop()
         finally:
             self.running.discard(self)
             if self.port:
-                config = load_config(None, {"data": str(self.data), "nodes": {"count": self.nodes}})
+                config = load_config(self.config_file, {"data": str(self.data), "nodes": {"count": self.nodes}})
                 for number in range(self.nodes):
                     remove_dead(arenas_of(config.node(number).arena_stem))
+                remove_unused(config.shm_dir)
             if self._own_directory:
                 atexit.register(shutil.rmtree, self.directory, ignore_errors=True)
                 for path in self.data.rglob("*"):
@@ -269,11 +271,14 @@ def _is_free(port: int) -> bool:
 
 
 def members(session: int) -> list[int]:
-    """Pids of running processes of a session."""
+    """Pids of running processes of a session. A process whose first thread has ended runs until its other threads have:
+    until then it keeps its files and its locks."""
     pids = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+            if os.getsid(process.pid) == session and (
+                process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+            ):
                 pids.append(process.pid)
     return pids
 

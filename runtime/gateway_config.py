@@ -105,6 +105,9 @@ class GatewaySection(BaseModel):
     #: token (queueing included), before it goes to another node. 0: no limit.
     accept_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     first_token_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
+    #: Seconds of silence after which a stream gets a comment (`: activating MODEL`, `: waiting`), so that proxies and
+    #: users see that it lives. 0: none.
+    comment_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     #: Seconds for running requests to end when the gateway is stopped.
     drain_s: float = Field(default=25.0, ge=0, allow_inf_nan=False)
 

@@ -151,7 +151,7 @@ class WorkerSection(BaseModel):
     #: Profile from `upbeat profile`. auto: the stored one for this model and machine, if any; off: none; else a file,
     #: which must match.
     profile: str = Field(default="auto", min_length=1)
-    #: Injected faults, for tests: kill:WORD or hang:WORD by failpoint (worker/engine/failpoints.py).
+    #: Injected faults, for tests: actions by failpoint (worker/engine/failpoints.py).
     failpoints: dict[str, str] = {}
 
 

@@ -31,7 +31,7 @@ from worker.memory.device_memory import DeviceMemory
 from worker.service.hosted import Hosted
 from worker.service.metrics import WorkerMetrics
 from worker.service.server import WorkerServer
-from worker.serving import Serving, serve_all
+from worker.serving import Serving, present, serve_all
 from worker.text.tokenising import Tokenising
 
 log = telemetry.logger("worker")
@@ -50,7 +50,7 @@ class WorkerProcess:
             config.device(number, device),
             tasks,
         )
-        self._models = as_only(config, number)
+        self._models = present(as_only(config, number))
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
@@ -23,6 +23,7 @@ from runtime.config import Config
 from runtime.profile_files import fitting
 from runtime.registry import registered
 from runtime.sections import GIB
+from runtime.weight_images import remove_unused
 from storelink.ends import End
 from worker.core.arbitration import Arbitration
 from worker.core.balloon import Balloon, Share
@@ -45,7 +46,7 @@ from worker.measure.steps import BRIEF, on_free_pages
 from worker.memory.device_memory import DeviceMemory
 from worker.memory.paged_kv import PagedKv
 from worker.models.filling import Filling
-from worker.models.image import HostImage, image_of, remove_unused
+from worker.models.image import HostImage, image_of
 from worker.models.load import Model, lay_out, load, too_large
 from worker.service.server import longest
 from worker.text.codec import TextCodec
@@ -128,6 +129,15 @@ class Served:
             image.close()
 
 
+def present(configs: Mapping[str, Config]) -> dict[str, Config]:
+    """Those whose directory is there, if any: a model that vanished since the stack's start does not keep the others of
+    its device from serving."""
+    there = {name: config for name, config in configs.items() if config.model.is_dir()}
+    for name in configs.keys() - there.keys() if there else ():
+        log.error("a model's directory is gone; the others are served", model=name, path=str(configs[name].model))
+    return there or dict(configs)
+
+
 def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_of: Callable[[str], bytes]) -> Served:
     """The models of these configurations (`runtime.registry.as_only`), by `sharing`. Raises ConfigError when there is
     no room."""
@@ -139,15 +149,14 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
     for image in images:
         load(image.model, image.config.model, device.memory)
     free = device.memory.free if sharing == "elastic" else device.memory.free // len(images)
-    servings = [
-        _serve(image, free, free, each, device, threads, salt_of) for image, each in zip(images, ids, strict=True)
-    ]
+    servings = [_serve(image, free, each, device, threads, salt_of) for image, each in zip(images, ids, strict=True)]
     _meet_targets(servings, lambda name: 0.0)
     if sharing == "elastic":
         balloon = Balloon(device.memory.total)
         for serving in servings:
             _join(balloon, serving).weights = serving.image.weight_granules(device.memory)
         balloon.limits_changed()
+        servings = [_bounded(serving) for serving in servings]
     return Served(servings)
 
 
@@ -178,8 +187,7 @@ def _serve_in_turns(
         image.model.take()
         Filling(image.model.spans, host, lambda: None, copy=device.copy).wait(len(image.model.spans) - 1)
         placed[image.name] = Placed(image.model, host)
-        beside = sum(other.weight_granules(memory) for other in images if other is image or other.pinned)
-        servings.append(_serve(image, memory.total, memory.total - beside, each, device, threads, salt_of))
+        servings.append(_serve(image, memory.total, each, device, threads, salt_of))
     balloon = Balloon(memory.total)
     residency = Residency(balloon, one_at_a_time=config.sharing == "swap")
     _meet_targets(servings, residency.activation_s)
@@ -196,6 +204,9 @@ def _serve_in_turns(
         if residency.one_at_a_time and serving is not servings[-1]:
             model.unload()
         residency.join(resident, ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD)
+    for resident in residency.models.values():
+        _check_reach(resident, residency, config)
+    servings = [_bounded(serving) for serving in servings]
     return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
 
 
@@ -212,6 +223,24 @@ def _meet_targets(servings: Sequence[Serving], activation_s: Callable[[str], flo
             core.state.order.arbitrate(arbitration, entry.ttft_s, core.live.values, core.pace, coming_s)
 
 
+def _check_reach(resident: Resident, residency: Residency, config: Config) -> None:
+    """Raises ConfigError when the model could never be on the device: its requests would wait for ever."""
+    if resident.share.pool.reach * resident.share.slab_granules < resident.least:
+        pinned = [each.name for each in residency.models.values() if each.pinned and each is not resident]
+        beside = f" beside {' and '.join(pinned)}, which is pinned," if pinned else ""
+        raise ConfigError(
+            f"kv.hbm_gib = {config.kv.hbm_gib}: {resident.name} needs {resident.granules} granules for weights and "
+            f"{resident.least} for KV, which{beside} the device's {residency.balloon.granules} do not hold; raise it"
+            + (", or pin fewer models" if pinned else "")
+        )
+
+
+def _bounded(serving: Serving) -> Serving:
+    """With the tokens that fit beside the weights that are always here: a longer request would wait for ever."""
+    model, pool, shape = serving.image.model, serving.pool, serving.image.shape
+    return replace(serving, max_tokens=longest(model.max_tokens, pool.total, shape.layers, shape.chunk_tokens))
+
+
 def _join(balloon: Balloon, serving: Serving) -> Share:
     """Let the model's KV grow and shrink."""
     core, entry = serving.engine.core, registered(serving.image.config)[serving.image.name]
@@ -224,9 +253,14 @@ def _join(balloon: Balloon, serving: Serving) -> Share:
 
 def _image_bytes(config: Config) -> int:
     """Bytes of images that may be kept in host memory. The stores' arenas may not be allocated yet."""
+    try:
+        config.shm_dir.mkdir(parents=True, exist_ok=True)
+        found = os.statvfs(config.shm_dir)
+    except OSError as error:
+        log.warning("no images of weights in host memory", path=str(config.shm_dir), error=str(error))
+        return 0
     if config.worker.images_gib is not None:
         return int(config.worker.images_gib * GIB)
-    found = os.statvfs(config.shm_dir)
     arenas = config.nodes.count * int(config.kv.dram_gib * GIB)
     return max(found.f_bavail * found.f_frsize - arenas, 0) // 2
 
@@ -234,15 +268,14 @@ def _image_bytes(config: Config) -> int:
 def _serve(
     image: ModelImage,
     granules: int,
-    reach: int,
     ids: itertools.count[int],
     device: Device,
     threads: int,
     salt_of: Callable[[str], bytes],
 ) -> Serving:
-    """granules: of address space for its KV. reach: granules that one request can get."""
+    """granules: of address space for its KV."""
     config, shape, memory = image.config, image.shape, device.memory
-    if reach * memory.granule_bytes < _MIN_CHUNKS * shape.chunk_bytes:
+    if granules * memory.granule_bytes < _MIN_CHUNKS * shape.chunk_bytes:
         raise ConfigError(
             f"kv.hbm_gib = {config.kv.hbm_gib}: weights take {_used_gib(memory, config):.2f} GiB, which leaves no "
             "room for KV of "
@@ -259,8 +292,7 @@ def _serve(
     engine = NativeEngine(executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids)
     seed(engine.core.pace, profile)
     seed_loads(engine.core.state.rates, profile, shape.piece_bytes)
-    pages = reach // kv.slab_granules * kv.pages_per_slab
-    max_tokens = longest(image.model.max_tokens, pages, shape.layers, shape.chunk_tokens)
+    max_tokens = longest(image.model.max_tokens, pool.total, shape.layers, shape.chunk_tokens)
     return Serving(image, pool, executor, engine, profile, max_tokens)
 
 

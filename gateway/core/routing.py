@@ -74,6 +74,11 @@ class NodeView:
         """Whether it serves the model or can wake it."""
         return self.able(model) or (self.serving and any(there.model == model for there in self.there))
 
+    def wakes(self, model: str) -> bool:
+        """Whether its requests wait for the model's weights."""
+        states = (there.state for there in self.there if there.model == model)
+        return self.serving and any(state in (ModelState.COLD, ModelState.LOADING) for state in states)
+
 
 @dataclass(frozen=True, slots=True)
 class FleetView:

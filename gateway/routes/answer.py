@@ -201,14 +201,22 @@ class _Run:
         if not self.generations[0].waiting:
             await events.send()  # so that the caller sees the beginning
         try:
-            await self._stream_choices(events)
+            async with events.kept_alive(self.parts.config.gateway.comment_s, self._waits_for):
+                await self._stream_choices(events)
         except RequestError as e:
             log.warning("stream failed", request=self.prompts[0].job.request_id, error=e.message)
             await events.end(sse.failure(e))
         else:
             usage = sse.event(self.shape.usage(self._usage())) if self.asked.include_usage else b""
-            await events.end(usage + (timing.comment(self._timing()) if timing.asks(self.request) else b"") + sse.DONE)
+            told = sse.comment(f"server-timing {self._timing()}") if timing.asks(self.request) else b""
+            await events.end(usage + told + sse.DONE)
         return events
+
+    def _waits_for(self) -> str:
+        """Why the stream is silent, as far as is known."""
+        view = self.parts.fleet.view
+        node = view.node(self.generations[0].progress.node) if view is not None else None
+        return f"activating {self.model}" if node is not None and node.wakes(self.model) else "waiting"
 
     async def _stream_choices(self, events: sse.EventStream) -> None:
         running = len(self.choices)

@@ -213,7 +213,7 @@ class _Run:
         if self._reading.ended and not self._remembered:
             self._ends()
             if timing.asks(self._request):
-                return timing.comment(self._timing()) + ready
+                return sse.comment(f"server-timing {self._timing()}") + ready
         return ready
 
     def _unread(self, length: int) -> None:

@@ -247,4 +247,4 @@ class UpbeatUp:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
         self.until(lambda: not self.members(), "nothing is left")
-        machine.remove_arenas(load_config(None, {"data": self.directory / "data"}))
+        machine.remove_shared_memory(load_config(None, {"data": self.directory / "data"}))

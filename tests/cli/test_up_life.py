@@ -126,15 +126,17 @@ def test_a_killed_service_is_started_again_and_serves(up: UpbeatUp) -> None:
 )
 def test_a_signal_stops_in_order_and_leaves_nothing(up: UpbeatUp, number: signal.Signals, to_group: bool) -> None:
     launcher = up.serving()
-    stem = load_config(up.run_dir / "config.yaml").node(0).arena_stem
+    config = load_config(up.run_dir / "config.yaml")
+    stem, image = config.node(0).arena_stem, config.shm_dir / f"upbeat-weights-{os.getpid()}.image"
     assert arenas_of(stem)
+    image.write_bytes(b"of a worker that was killed")
     (os.killpg if to_group else os.kill)(launcher.pid, number)
     assert launcher.wait(timeout=40) == 0, up.said()
     assert sorted(up.events("drained")) == sorted(STOPPING_ORDER)
     if number is signal.SIGINT or not to_group:
         assert up.events("drained") == STOPPING_ORDER
     assert not up.members()
-    assert not arenas_of(stem)
+    assert not arenas_of(stem) and not image.exists()
     assert len(up.events("serving")) == 4, "a stopping stack starts nothing again"
 
 

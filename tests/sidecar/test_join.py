@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from contracts.v1 import scheduler_pb2
+from loadtest.stack import members
 from runtime.config_file import cluster_secret, load_config
 from storelink.arena_sharing import arenas_of, remove_dead
 from tests.runtime.test_reporter import Listener
@@ -67,9 +68,13 @@ async def joined(folder: Path, port: int, **server: Any) -> AsyncIterator[tuple[
             if made.process.poll() is None:
                 os.killpg(made.process.pid, signal.SIGKILL)
             made.process.wait()
+            async with asyncio.timeout(LIMIT_S):
+                while members(made.process.pid):  # noqa: ASYNC110 - a killed store outlives its launcher
+                    await asyncio.sleep(0.02)
             await listener.stop()
             config = load_config(None, {"data": str(folder / "data")})
             remove_dead(arenas_of(config.node(2).arena_stem))
+            assert not arenas_of(config.node(2).arena_stem)
 
 
 async def test_a_server_that_runs_already_becomes_a_node(tmp_path: Path, free_ports: Callable[[int], int]) -> None:

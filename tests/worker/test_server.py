@@ -249,10 +249,35 @@ async def test_a_submit_that_cannot_be_read_is_refused_and_its_stream_goes_on(se
 def test_failpoints_name_their_remedy_and_do_nothing_unless_armed() -> None:
     request = GenerateRequest("r", "t", "s", "m", Sampling(), prompt="a deadly word")
     failpoints.reach("step", [request])
-    for wanted in ({"nowhere": "kill:deadly"}, {"step": "kill"}, {"step": "explode:deadly"}):
+    for wanted in (
+        {"nowhere": "kill:deadly"},
+        {"step": "kill"},
+        {"step": "explode:deadly"},
+        {"model.loading": "kill:deadly"},
+        {"model.loading": "once:relative"},
+        {"model.piece": "delay:long"},
+    ):
         with pytest.raises(ConfigError, match="give one of"):
             failpoints.arm(wanted)
     failpoints.reach("step", [request])
+
+
+def test_a_failpoint_kills_once_for_each_time_its_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, file = list[int](), tmp_path / "kill"
+    monkeypatch.setattr(failpoints.os, "kill", lambda pid, number: killed.append(number))
+    monkeypatch.setattr(failpoints.time, "sleep", lambda seconds: (_ for _ in ()).throw(InterruptedError))
+    failpoints.arm({"model.loading": f"once:{file}"})
+    try:
+        for deaths in (1, 2):
+            failpoints.reach("model.active")
+            failpoints.reach("model.loading")
+            file.touch()
+            with pytest.raises(InterruptedError):
+                failpoints.reach("model.loading")
+            failpoints.reach("model.loading")
+            assert len(killed) == deaths and not file.exists()
+    finally:
+        failpoints.arm({})
 
 
 async def test_what_cannot_fit_is_refused_before_it_is_tokenised(harness: Harness, server: WorkerServer) -> None:

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from runtime.weight_images import remove_unused
 from tests.worker.engine_harness import CHUNK, GRANULE, tiny_model
 from worker.core.granules import GranuleState
 from worker.memory.device_memory import DeviceMemory, host_memory
-from worker.models import filling
+from worker.models import filling, image
 from worker.models.filling import FillFailed, Filling
-from worker.models.image import HostImage, image_of, remove_unused
+from worker.models.image import HostImage, image_of
 from worker.models.load import Model, lay_out, load_model
+from worker.models.weights import WeightSpan
 
 ROOM = 1 << 30
 
@@ -124,7 +126,7 @@ def test_workers_share_an_image_and_the_last_removes_it(directory: Path, memory:
     first.close()
     assert second.path.exists()
     second.close()
-    assert not second.path.exists()
+    assert not list(tmp_path.iterdir()), "no lock file stays either"
 
 
 def test_a_damaged_image_is_made_again(directory: Path, memory: DeviceMemory, tmp_path: Path) -> None:
@@ -149,11 +151,38 @@ def test_an_image_without_room_is_not_made_and_one_that_nobody_uses_is_removed(
 ) -> None:
     model = laid_out(directory, memory)
     assert image_of(tmp_path, b"key", model.spans, 1000) is None
-    (tmp_path / "upbeat-weights-of-a-killed-worker.image").write_bytes(b"x")
+    for suffix in ("image", "1234", "lock"):
+        (tmp_path / f"upbeat-weights-of-a-killed-worker.{suffix}").write_bytes(b"x")
     used = made(tmp_path, model)
     remove_unused(tmp_path)
-    assert [path.name for path in tmp_path.glob("*.image")] == [used.path.name]
+    assert list(tmp_path.iterdir()) == [used.path]
     used.close()
+
+
+def test_an_image_that_is_being_written_survives_the_start_of_another_worker(
+    directory: Path, memory: DeviceMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pack, seen = laid_out(directory, memory), WeightSpan.pack_at, list[str]()
+
+    def pack_at(span: WeightSpan, address: int) -> None:
+        remove_unused(tmp_path)
+        seen.extend(path.suffix for path in tmp_path.iterdir())
+        pack(span, address)
+
+    monkeypatch.setattr(WeightSpan, "pack_at", pack_at)
+    made(tmp_path, model).close()
+    assert ".lock" in seen and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("where", ["missing", "full"])
+def test_a_directory_that_cannot_be_written_leaves_no_image_and_nothing_else(
+    directory: Path, memory: DeviceMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    model, place = laid_out(directory, memory), tmp_path / "absent" if where == "missing" else tmp_path
+    if where == "full":
+        monkeypatch.setattr(image.os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+    assert image_of(place, b"key", model.spans, ROOM) is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_that_find_no_memory_change_nothing(directory: Path) -> None:

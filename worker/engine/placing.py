@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from contracts.models import ModelState
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from worker.core.granules import OutOfGranules
 from worker.core.residency import Expected, Load, Residency
+from worker.engine import failpoints
 from worker.models.filling import Copy, Filling, host_copy
 from worker.models.image import HostImage
 from worker.models.load import Model
@@ -52,6 +55,11 @@ class Placing:
             self.residency.expect(*self._expected.get())
         for name, filling in list(self._fillings.items()):
             self._note(name, filling)
+        for resident in self.residency.models.values():
+            if resident.state is ModelState.COLD and resident.core.live:
+                failpoints.reach("model.waiting")
+            elif resident.state is ModelState.DRAINING:
+                failpoints.reach("model.draining")
         self.residency.tick(self.clock.now())
         self.execute(make_way)
 
@@ -79,17 +87,23 @@ class Placing:
             self.residency.failed(name)
             return
         filling = self._fillings[name] = Filling(
-            model.spans, placed.image, self.woken, copy=self.copy, threads=self.threads
+            model.spans, placed.image, self.woken, copy=self._copy, threads=self.threads
         )
-        model.layers.before_use = lambda layer: filling.wait(layer + 1)
+        model.layers.before_use = functools.partial(_use, filling)
+        failpoints.reach("model.loading")
         log.info("activating", model=name, mib=round(filling.bytes / 2**20), image=placed.image is not None)
 
     def _unload(self, name: str, placed: Placed) -> None:
         if (filling := self._fillings.pop(name, None)) is not None:
             filling.cancel()
         placed.model.layers.before_use = lambda layer: None
+        failpoints.reach("model.unloading")
         placed.model.unload()
         log.info("evicted", model=name)
+
+    def _copy(self, to: int, source: int, bytes_: int) -> None:
+        failpoints.reach("model.piece")
+        self.copy(to, source, bytes_)
 
     def _note(self, name: str, filling: Filling) -> None:
         layers = len(filling) - 1
@@ -101,6 +115,14 @@ class Placing:
             del self._fillings[name]
             self.models[name].model.layers.before_use = lambda layer: None
             self.residency.landed(name, layers, filling.span_s)
+            failpoints.reach("model.active")
             log.info("active", model=name, seconds=round(filling.seconds, 3))
         elif filling.layerwise:
             self.residency.landed(name, max(filling.ready - 1, 0), filling.span_s)
+
+
+def _use(filling: Filling, layer: int) -> None:
+    """A step uses this layer next."""
+    if not filling.over:
+        failpoints.reach("model.layerwise")
+    filling.wait(layer + 1)

@@ -2,12 +2,11 @@
 
 One file in `shm_dir` for each model, type and layout; the workers of a machine share it. It is written under another
 name, with a digest behind the bytes, and then renamed; whoever opens it checks the digest. A worker holds a shared lock
-on the file while it uses it. The last one removes it.
+on the file while it uses it. The last one removes it (`runtime.weight_images`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -16,11 +15,10 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from runtime import telemetry
+from runtime import telemetry, weight_images
 from worker.models.weights import WeightSpan
 
 log = telemetry.logger("worker.models.image")
-_PREFIX, _SUFFIX = "upbeat-weights-", ".image"
 _DIGEST = 32
 
 
@@ -50,7 +48,7 @@ class HostImage:
         self._unlock()
         del self._bytes
         self._mapped.close()
-        _remove_if_unused(self.path, self._fd)
+        weight_images.remove_if_unused(self.path, self._fd)
         os.close(self._fd)
 
 
@@ -64,33 +62,22 @@ def image_of(
     sizes = [span.packed_bytes for span in spans]
     if sum(sizes) + _DIGEST > room:
         return None
-    path = directory / f"{_PREFIX}{blake3(key + repr(sizes).encode()).hexdigest()[:32]}{_SUFFIX}"
+    name = blake3(key + repr(sizes).encode()).hexdigest()[:32]
+    path = directory / f"{weight_images.PREFIX}{name}{weight_images.SUFFIX}"
     try:
-        with _only(path):
+        with weight_images.only(path):
             return _opened(path, sizes, lock) or _made(path, spans, sizes, lock)
     except OSError as error:
         log.warning("no image of the weights in host memory", path=str(path), error=str(error))
         return None
 
 
-def remove_unused(directory: Path) -> None:
-    """Remove images that nobody uses: of workers that were killed."""
-    for path in directory.glob(f"{_PREFIX}*"):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        _remove_if_unused(path, fd)
-        os.close(fd)
-
-
 def _opened(path: Path, sizes: Sequence[int], lock: Lock) -> HostImage | None:
     """The existing image, if its digest is right."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = weight_images.opened(path)
     except FileNotFoundError:
         return None
-    fcntl.flock(fd, fcntl.LOCK_SH)
     length = sum(sizes)
     if os.fstat(fd).st_size == length + _DIGEST and os.pread(fd, _DIGEST, length) == _digest(fd, length):
         return HostImage(path, fd, sizes, lock)
@@ -102,7 +89,7 @@ def _opened(path: Path, sizes: Sequence[int], lock: Lock) -> HostImage | None:
 
 def _made(path: Path, spans: Sequence[WeightSpan], sizes: Sequence[int], lock: Lock) -> HostImage:
     temporary = path.with_suffix(f".{os.getpid()}")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = weight_images.opened(temporary, make=True)
     try:
         length = sum(sizes)
         os.posix_fallocate(fd, 0, length + _DIGEST)  # fails now, rather than by a signal when a page is touched
@@ -113,7 +100,6 @@ def _made(path: Path, spans: Sequence[WeightSpan], sizes: Sequence[int], lock: L
                 span.pack_at(base + at)
             view[length:] = np.frombuffer(_digest(fd, length), np.uint8)
             del view
-        fcntl.flock(fd, fcntl.LOCK_SH)
         temporary.replace(path)
         return HostImage(path, fd, sizes, lock)
     except BaseException:
@@ -132,27 +118,3 @@ def _offsets(sizes: Sequence[int]) -> list[int]:
     for size in sizes:
         found.append(found[-1] + size)
     return found
-
-
-def _remove_if_unused(path: Path, fd: int) -> None:
-    """Unlink the open file, which had this path, unless somebody else has it open or the path is another file's."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ino == path.stat().st_ino:
-            path.unlink()
-    except OSError:
-        return
-
-
-class _only:
-    """One process at a time looks for or makes this image. The lock is on a file beside it, which stays empty."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path.with_suffix(".lock")
-
-    def __enter__(self) -> None:
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)

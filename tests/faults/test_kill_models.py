@@ -1,0 +1,123 @@
+"""kill -9 of the worker in each state of a model whose weights come and go: every request is held, and answered as by a
+model alone; nothing stays in shared memory."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.random_model import SHAPES, make_random_model
+from loadtest.stack import Stack
+from tests.e2e.chat import Answer, Chat, script
+from tests.faults.test_kill import wait_ready
+from worker.engine.failpoints import OF_MODELS
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(280)]
+LAYERS = {"small": 4, "middle": 6, "large": 8}
+#: Slow enough that a prefill begins while layers come.
+PIECE = "model.piece"
+#: Where it is killed; the last needs more time than a slice.
+POINTS = [point for point in OF_MODELS if point not in (PIECE, "model.draining")]
+SHORT, LONG = 12, 1500
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    shape, dtype = SHAPES["tiny"]
+    directory = tmp_path_factory.mktemp("models")
+    return {
+        name: make_random_model(
+            directory / name, shape | {"num_hidden_layers": layers, "tie_word_embeddings": False}, layers, dtype
+        )
+        for name, layers in LAYERS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(models: dict[str, Path]) -> dict[str, str]:
+    """What each model answers on a device of its own."""
+    found = {}
+    for name, path in models.items():
+        with Stack(models={name: path}, nodes=1, hbm_gib=0.1, dram_gib=0.1) as stack:
+            found[name] = ask(stack, name, SHORT, "alone").text
+            if name != "middle":
+                found[f"{name}, long"] = ask(stack, name, LONG, "alone").text
+    return found
+
+
+class Armed:
+    """A stack whose workers die where a file says so. shared: its shared memory."""
+
+    def __init__(self, models: dict[str, Path], nodes: int, directory: Path, shared: Path) -> None:
+        self.files, self.shared = directory / "points", shared
+        self.files.mkdir()
+        points = {point: f"once:{self.files / point}" for point in OF_MODELS} | {PIECE: "delay:8"}
+        # Each layer, and what is outside the layers, takes one granule of 2 MiB: 5, 7 and 9 of 17.
+        self.stack = Stack(
+            models=models, nodes=nodes, directory=directory / "stack", hbm_gib=0.0345, dram_gib=0.05,
+            settings={"sharing": "prism", "shm_dir": str(shared), "worker": {"failpoints": points}},
+        )  # fmt: skip
+
+    def arm(self, point: str) -> Path:
+        wait_ready(self.stack, 60)
+        file = self.files / point
+        file.touch()
+        return file
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one node", "two nodes"])
+def armed(
+    models: dict[str, Path], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Armed]:
+    shared = Path(tempfile.mkdtemp(prefix="upbeat-test-", dir="/dev/shm"))
+    try:
+        made = Armed(models, request.param, tmp_path_factory.mktemp("armed"), shared)
+        with made.stack:
+            yield made
+            wait_ready(made.stack, 60)
+            assert list(shared.glob("*.image")) and list(shared.glob("*.arena"))
+            made.stack.stop()
+            assert not list(shared.iterdir()), "left in shared memory"
+    finally:
+        shutil.rmtree(shared)
+
+
+def ask(stack: Stack, model: str, tokens: int, session: str) -> Answer:
+    return Chat(stack.url, session, model=model, max_tokens=tokens).say(script(len(model))[0], timeout_s=120)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_every_request_is_answered_when_the_worker_dies_at(armed: Armed, alone: dict[str, str], point: str) -> None:
+    file = armed.arm(point)
+    with ThreadPoolExecutor() as pool:
+        asked: list[tuple[str, Future[Answer]]] = [
+            (name, pool.submit(ask, armed.stack, name, SHORT, f"{point}-{name}-{n}"))
+            for n in range(2)
+            for name in LAYERS
+        ]
+        for name, answer in asked:
+            assert answer.result().text == alone[name], name
+    assert not file.exists(), "the worker was not killed there"
+
+
+def test_every_request_is_answered_when_the_worker_dies_while_a_busy_model_gives_way(
+    armed: Armed, alone: dict[str, str]
+) -> None:
+    file = armed.arm("model.draining")
+    # Longer than a slice of 2 s on each device.
+    asked = [("large, long", n) for n in range(2 * armed.stack.nodes)]
+    with ThreadPoolExecutor() as pool:
+        going = [(what, pool.submit(ask, armed.stack, "large", LONG, f"long-{n}")) for what, n in asked]
+        time.sleep(0.5)
+        going += [("small, long", pool.submit(ask, armed.stack, "small", LONG, f"wait-{n}")) for _, n in asked]
+        for what, answer in going:
+            assert answer.result().text == alone[what], what
+    assert not file.exists(), "the worker was not killed there"
+    assert httpx.get(f"{armed.stack.url}/v1/fleet", timeout=10).status_code == 200
