@@ -48,6 +48,8 @@ class Engine:
         self.after_step: list[Callable[[], None]] = []
         #: Seconds of the device used by something else (a codec), added to the next step.
         self._owed_s = 0.0
+        #: Most steps of a stretch, and when it must end.
+        self._longest, self._ends_s = LONGEST, math.inf
         seed(core.pace, kind.costs)
 
     @property
@@ -118,9 +120,11 @@ class Engine:
             self._stretch = Stretch(now, 1, costs.mixed_s(decodes, context, prompts))
         else:
             first_s, slope_s = costs.decode(decodes, context)
-            self._stretch = Stretch(now, min(self.core.quiet_steps(step), LONGEST), first_s, slope_s * decodes)
-            if self._stretch.seconds(self._stretch.count) > (quiet_s := self.core.quiet_s):
-                self._stretch.cut(now + quiet_s)
+            count = min(self.core.quiet_steps(step), self._longest) if self._longest > 1 else 1
+            self._stretch = Stretch(now, count, first_s, slope_s * decodes)
+            ends_s = max(min(now + self.core.quiet_s, self._ends_s), now)
+            if count > 1 and self._stretch.end_s > ends_s:
+                self._stretch.cut(ends_s)
         if self._owed_s:
             self._stretch.count, self._stretch.first_s, self._owed_s = 1, self._stretch.first_s + self._owed_s, 0.0
         self._schedule()

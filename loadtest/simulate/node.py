@@ -47,7 +47,7 @@ class SimulatedNode:
         self.bus, self.blob = Channel(events, kind.dram_bytes_per_s), Channel(events, kind.blob_bytes_per_s)
         ways = Ways(self.disk, self.link, self.blob)
         self.store = stores[name] = NodeStore(
-            name, kind, self.shape, events, ways, blob_tier, stores, has, self._disturb
+            name, kind, [self.shape], events, ways, blob_tier, stores, has, self._disturb
         )
         self.store.owners["worker"] = self
         host = Host(events, self.store, self.bus, has, self._over)

@@ -58,7 +58,7 @@ LLAMA_31_70B = ModelShape("Llama-3.1-70B", 70.55e9, layers=80, heads=64, kv_head
 #: Share of several devices' rates that tensor parallelism reaches.
 _TENSOR_PARALLEL = 0.6
 #: Share of a device's memory that serving systems use; part of that for activations and buffers.
-_USABLE, _ACTIVATION_BYTES = 0.9, 4e9
+USABLE, ACTIVATION_BYTES = 0.9, 4e9
 _GIB = float(1 << 30)
 
 
@@ -88,7 +88,7 @@ def node_of(device: Device, model: ModelShape, max_tokens: int, count: int = 1) 
         model=model.name,
         shape=model.kv_shape(),
         costs=Roofline(whole, model),
-        hbm_bytes=whole.memory_bytes * _USABLE - model.weight_bytes - count * _ACTIVATION_BYTES,
+        hbm_bytes=whole.memory_bytes * USABLE - model.weight_bytes - count * ACTIVATION_BYTES,
         dram_bytes=count * 60e9,
         ssd_bytes=count * 1e12,
         dram_bytes_per_s=count * (25e9 if device is A100 else 50e9),
