@@ -48,8 +48,8 @@ class Engine:
         self.after_step: list[Callable[[], None]] = []
         #: Seconds of the device used by something else (a codec), added to the next step.
         self._owed_s = 0.0
-        #: Most steps of a stretch, and when it must end.
-        self._longest, self._ends_s = LONGEST, math.inf
+        #: Most steps of a stretch.
+        self._longest = LONGEST
         seed(core.pace, kind.costs)
 
     @property
@@ -115,19 +115,22 @@ class Engine:
         prompts = [(count, s.computed) for s, count in step.batch if count > 1]
         decodes = len(step.batch) - len(prompts)
         context = float(sum(len(s.tokens) for s, count in step.batch if count == 1))
-        self._step = step
+        self._step, count = step, 1
         if prompts:
             self._stretch = Stretch(now, 1, costs.mixed_s(decodes, context, prompts))
         else:
             first_s, slope_s = costs.decode(decodes, context)
-            count = min(self.core.quiet_steps(step), self._longest) if self._longest > 1 else 1
-            self._stretch = Stretch(now, count, first_s, slope_s * decodes)
-            ends_s = max(min(now + self.core.quiet_s, self._ends_s), now)
-            if count > 1 and self._stretch.end_s > ends_s:
-                self._stretch.cut(ends_s)
+            count = min(self.core.quiet_steps(step), LONGEST)
+            self._stretch = Stretch(now, min(count, self._longest), first_s, slope_s * decodes)
+            if self._stretch.seconds(self._stretch.count) > (quiet_s := self.core.quiet_s):
+                self._stretch.cut(now + quiet_s)
         if self._owed_s:
             self._stretch.count, self._stretch.first_s, self._owed_s = 1, self._stretch.first_s + self._owed_s, 0.0
+        self._begun(count)
         self._schedule()
+
+    def _begun(self, quiet: int) -> None:
+        """A step has begun, and with it so many that are alike."""
 
     def _schedule(self) -> None:
         self._version += 1

@@ -1,8 +1,8 @@
 """A device that several models share, in virtual time: production cores of engines, balloon, residency and store,
 assembled as a worker does (`worker.serving`), with one step at a time (`worker.engine.device_loop`). Decides nothing.
 
-Steps are single events, except while only one model computes and no other has requests: then its decode-only steps are
-one event (`stretch`).
+A step is an event. Rounds of turns in which every model repeats its decode-only step are one event (`stretch`), which
+an arrival ends after the current round.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from typing import Literal
 from contracts.models import ModelState
 from kvstore.core import instructions as store_do
 from loadtest.simulate.channels import Channel
-from loadtest.simulate.costs import NodeKind
-from loadtest.simulate.engine import Engine, Shell
 from loadtest.simulate.events import Events
 from loadtest.simulate.hosted import Host, HostedModel
 from loadtest.simulate.mechanisms import DRAM, HBM, Mechanisms
 from loadtest.simulate.request import Request
 from loadtest.simulate.shared_kind import GRANULE_BYTES, SharedKind, SharedModel
 from loadtest.simulate.store import Blob, NodeStore, Ways
-from loadtest.simulate.stretch import LONGEST
+from loadtest.simulate.stretch import Stretch
+from loadtest.simulate.turned_engine import TurnedEngine
 from loadtest.simulate.weights import Weights
 from worker.core.balloon import Balloon, Share
-from worker.core.engine_core import EngineCore
 from worker.core.pages import PagePool
 from worker.core.residency import Residency, Resident
 from worker.core.yielding import Yielding
@@ -40,63 +38,6 @@ Sharing = Literal["static", "elastic", "swap", "prism"]
 _MIN_CHUNKS, _IDLE_S = 4, 0.5
 #: A round of turns that computes nothing takes this long.
 _EMPTY_ROUND_S = 1e-4
-
-
-class TurnedEngine(Engine):
-    """An engine that its device gives turns. told: it has heard something since its last turn."""
-
-    def __init__(self, events: Events, kind: NodeKind, core: EngineCore, shell: Shell) -> None:
-        super().__init__(events, kind, core, shell)
-        self.told = True
-        #: Called when something has come, and when a step is over. late: calls back when weights are here, or is False.
-        self.woken: Callable[[], None] = lambda: None
-        self.stepped: Callable[[], None] = lambda: None
-        self.late: Callable[[Callable[[], None]], bool] = lambda follow: False
-        #: Takes the seconds that mapping has taken the device.
-        self.mapping_s: Callable[[], float] = lambda: 0.0
-
-    def due_in_s(self) -> float:
-        """See `worker.engine.engine.NativeEngine.due_in_s`."""
-        if self.core.going_on or self.told or self.core.may_fit:
-            return 0.0
-        return self.core.due_in_s(self._events.now)
-
-    def take_turn(self, until_s: float) -> bool:
-        """Whether a step has begun; `stepped` follows. until_s: a stretch of several steps ends by then."""
-        self.told = False
-        step = self.core.turn(self._events.now)
-        self._act()
-        if step is None:
-            return False
-        self.disturb(self.mapping_s())
-        self._longest, self._ends_s = (LONGEST if until_s > self._events.now else 1), until_s
-        self._begin(step)
-        return True
-
-    def let_go(self) -> None:
-        """Unmap what another model has taken over."""
-        self.core.state.unmap()
-        self._act()
-
-    def end_stretch(self) -> None:
-        """End a stretch with its current step."""
-        if self._step is not None and self._stretch.count > 1 and self._stretch.cut(self._events.now):
-            self._schedule()
-
-    def _wants_turn(self) -> None:
-        self.told = True
-        self.woken()
-
-    def _over(self, version: int) -> None:
-        if version == self._version and self._step is not None and self.late(lambda: self._last_layer(version)):
-            return
-        before = self._step
-        super()._over(version)
-        if before is not None and self._step is None:
-            self.stepped()
-
-    def _last_layer(self, version: int) -> None:
-        self._events.at(self._events.now + self._stretch.first_s / self._kind.shape.layers, lambda: self._over(version))
 
 
 class SharedDevice:
@@ -141,10 +82,16 @@ class SharedDevice:
             engine.late, engine.mapping_s = functools.partial(self._late, each), self._take_mapping_s
             self._engines.append(engine)
         self.ended_ids: list[str] = []
-        #: Engines that still get a turn in this round; the one whose step runs; whether the round computed anything.
+        #: Engines that still get a turn in this round, and those that computed in it.
         self._queue: collections.deque[TurnedEngine] = collections.deque()
-        self._computing: TurnedEngine | None = None
-        self._in_round = self._computed = False
+        self._computed: list[TurnedEngine] = []
+        self._in_round = False
+        #: Rounds alike that are one event, and the steps of each model in them.
+        self._together: Stretch | None = None
+        self._alike: dict[TurnedEngine, Stretch] = {}
+        self._counts: dict[TurnedEngine, int] = {}
+        self._cut_short = False
+        self._version = 0
         self._round_s = math.inf
         self._assemble()
         self._round_at(events.now)
@@ -217,18 +164,19 @@ class SharedDevice:
     def _late(self, name: str, follow: Callable[[], None]) -> bool:
         return self.weights is not None and self.weights.when_here(name, follow)
 
-    def _let_go(self, asker: Engine | None = None) -> None:
+    def _let_go(self, asker: object = None) -> None:
         for engine in self._engines:
             if engine is not asker:
                 engine.let_go()
 
     # ---- turns -------------------------------------------------------------------------------------------------
-    def _woken(self) -> None:
-        if self._in_round:
-            if self._computing is not None:
-                self._computing.end_stretch()
-        else:
+    def _woken(self, engine: TurnedEngine | None = None) -> None:
+        if not self._in_round:
             self._round_at(self._events.now)
+        elif self._together is not None:
+            mine = engine is not None and engine in self._alike
+            if engine is None or (engine.core.interrupted() if mine else engine.core.live):
+                self._end_together()
 
     def _round_at(self, time_s: float, everybody: bool = False) -> None:
         if time_s < self._round_s:
@@ -238,7 +186,7 @@ class SharedDevice:
     def _round(self, time_s: float, everybody: bool) -> None:
         if time_s != self._round_s or self._in_round:
             return
-        self._round_s, self._in_round, self._computed = math.inf, True, False
+        self._round_s, self._in_round, self._computed = math.inf, True, []
         seconds = self.weights.turn(self._let_go) if self.weights is not None else 0.0
         if seconds := seconds + (self._take_mapping_s() if seconds else 0.0):
             self._events.at(self._events.now + seconds, lambda: self._turns(everybody))
@@ -260,21 +208,75 @@ class SharedDevice:
         return self.weights.residency.due_in_s(self._events.now) if self.weights is not None else math.inf
 
     def _go_on(self) -> None:
-        self._computing = None
         while self._queue:
             engine = self._queue.popleft()
-            if engine.take_turn(self._alone_until_s(engine)):
-                self._computing, self._computed = engine, True
+            if engine.take_turn():
+                self._computed.append(engine)
                 return
+        if self._computed and self._go_on_together():
+            return
+        self._end_round()
+
+    def _end_round(self) -> None:
         self._in_round = False
         self._round_at(self._events.now + (0.0 if self._computed else _EMPTY_ROUND_S))
 
-    def _alone_until_s(self, engine: TurnedEngine) -> float:
-        """Until when no other engine wants a turn, if none comes for its events."""
+    # ---- rounds alike ------------------------------------------------------------------------------------------
+    def _go_on_together(self) -> bool:
+        """Rounds in which each model of this one repeats its step, as one event. False: there are none."""
+        now = self._events.now
+        found = {engine: stretch for engine in self._computed if (stretch := engine.following()) is not None}
+        if len(found) < len(self._computed):
+            return False
+        others = [engine for engine in self._engines if engine not in found]
+        rest_s = min(self._weights_due_s(), *(engine.due_in_s() for engine in others), math.inf)
+        rest_s = min(rest_s, *(engine.core.quiet_s for engine in found))
+        if rest_s <= 0 or any(engine.core.may_fit for engine in found):
+            return False
+        together = Stretch(
+            now,
+            min(stretch.count for stretch in found.values()),
+            sum(stretch.first_s for stretch in found.values()),
+            sum(stretch.growth_s for stretch in found.values()),
+        )
+        if together.end_s > now + rest_s:
+            together.cut(now + rest_s)
+        self._alike, self._together, self._cut_short = found, together, False
+        self._counts = dict.fromkeys(found, together.count)
+        self._over_at(together.end_s)
+        return True
+
+    def _over_at(self, time_s: float) -> None:
+        self._version += 1
+        self._events.at(time_s, functools.partial(self._over_together, self._version))
+
+    def _end_together(self) -> None:
+        """End them with the step that runs now. Models whose step it is not yet have a turn afterwards."""
+        together = self._together
+        if together is None or self._cut_short or (rounds := together.over(self._events.now)) >= together.count:
+            return
+        end_s = together.start_s + together.seconds(rounds)
+        for engine, stretch in self._alike.items():
+            self._counts[engine] = rounds
+            if end_s <= self._events.now:
+                self._counts[engine] += 1
+                end_s += stretch.first_s + rounds * stretch.growth_s
+        self._cut_short = True
+        self._over_at(end_s)
+
+    def _over_together(self, version: int) -> None:
+        if version != self._version or self._together is None:
+            return
+        counts, alike = self._counts, self._alike
+        most, self._together, self._alike = max(counts.values()), None, {}
+        for engine, count in counts.items():
+            engine.run_on(alike[engine], count)
+        self._computed = [engine for engine, count in counts.items() if count == most]
+        self._queue.extend(engine for engine, count in counts.items() if count < most)
         if self._queue:
-            return self._events.now
-        due_s = min((other.due_in_s() for other in self._engines if other is not engine), default=math.inf)
-        return self._events.now + min(due_s, self._weights_due_s())
+            self._go_on()
+        else:
+            self._end_round()
 
     # ---- requests ----------------------------------------------------------------------------------------------
     def submit(self, name: str, request: Request) -> None:
