@@ -12,6 +12,7 @@ Two kinds of requests. `chat`: table 2 has 420 tokens a request, of which (E2E -
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import random
@@ -76,9 +77,9 @@ def described(requests: Sequence[ModelRequest], models: Sequence[str], seconds: 
     times = {model: [r.time_s for r in requests if r.model == model] for model in models}
     gaps = sum(b - a > 10.0 for each in times.values() for a, b in zip([0.0, *each], [*each, seconds], strict=True))
     moments = [float(t) for t in range(120, int(seconds), 5)]
-    sets = [frozenset(m for m, each in times.items() if any(t - 120.0 < at <= t for at in each)) for t in moments]
+    sets = [frozenset(m for m, each in times.items() if _any_in(each, t - 120.0, t)) for t in moments]
     busy = sum(len(one) for one in sets) / max(len(sets) * len(models), 1)
-    now = sum(any(t - 10.0 < at <= t for at in each) for t in moments for each in times.values())
+    now = sum(_any_in(each, t - 10.0, t) for t in moments for each in times.values())
     return {
         "requests": len(requests),
         "active_share_120_s": round(busy, 3),
@@ -88,3 +89,8 @@ def described(requests: Sequence[ModelRequest], models: Sequence[str], seconds: 
         "mean_input_tokens": round(sum(r.input_tokens for r in requests) / max(len(requests), 1), 1),
         "mean_output_tokens": round(sum(r.output_tokens for r in requests) / max(len(requests), 1), 1),
     }
+
+
+def _any_in(times: Sequence[float], after_s: float, until_s: float) -> bool:
+    """Whether one of these ascending times is in the interval."""
+    return bisect.bisect_right(times, after_s) < bisect.bisect_right(times, until_s)
