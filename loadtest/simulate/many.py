@@ -260,7 +260,6 @@ def simulate_many(
         events.at(trace[0].time_s, send)
         events.run(over, limit_s=trace[-1].time_s + run.drain_s)
     fleet.validate()
-    # Half of a request's delay is before its engine, half after; the record has all of it.
     return ManyOutcome(
         [Answered(asked, made.first_s, made.end_s, made.node) for asked, made in zip(trace, sent, strict=True)], fleet
     )
