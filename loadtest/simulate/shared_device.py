@@ -119,6 +119,9 @@ class SharedDevice:
             self.balloon.limits_changed()
             return
         residency = Residency(self.balloon, one_at_a_time=self.sharing == "swap")
+        # As `worker.serving`, which loads each model once.
+        first = self.kind.models[0]
+        residency.copy_bytes_s = first.weight_bytes / self.kind.activation_s(first)
         here = self._first_here()
         for name, share in shares.items():
             model, core = self._by_name[name], self.models[name].core

@@ -71,6 +71,7 @@ def as_a_worker(asked: list[ModelRequest], models: int, sharing: Sharing) -> tup
     )
     if device.placing is not None:
         device.placing.layer_s = LAYER_S
+        device.residency.copy_bytes_s = int(WEIGHTS * 2e7) / (LAYERS * LAYER_S)  # bytes as the virtual device's
     answers = []
     for n, each in enumerate(asked):
         model = device.models[int(each.model[1:])]
