@@ -171,6 +171,7 @@ def _serve_in_turns(
     last ones stay as far as they fit."""
     memory, config = device.memory, images[0].config
     servings, placed, packed = list[Serving](), dict[str, Placed](), list[HostImage]()
+    speeds: list[float] = []
     remove_unused(config.shm_dir)
     room = _image_bytes(config)
     for image, each in zip(images, ids, strict=True):
@@ -185,12 +186,16 @@ def _serve_in_turns(
         if memory.free < need:
             raise too_large(image.config.model, image.model, memory)
         image.model.take()
-        Filling(image.model.spans, host, lambda: None, copy=device.copy).wait(len(image.model.spans) - 1)
+        filling = Filling(image.model.spans, host, lambda: None, copy=device.copy, threads=_COPY_THREADS)
+        filling.wait(len(image.model.spans) - 1)
+        if host is not None and filling.seconds > 0:
+            speeds.append(filling.bytes / filling.seconds)
         placed[image.name] = Placed(image.model, host)
         servings.append(_serve(image, memory.total, each, device, threads, salt_of))
     balloon = Balloon(memory.total)
     residency = Residency(balloon, one_at_a_time=config.sharing == "swap")
     _meet_targets(servings, residency.activation_s)
+    residency.copy_bytes_s = max(speeds, default=residency.copy_bytes_s)
     for serving in servings:
         model, core = serving.image.model, serving.engine.core
         resident = Resident(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 
 from loadtest.simulate.costs import NodeKind, seed
 from loadtest.simulate.events import Events
@@ -18,23 +19,22 @@ from worker.core.engine_core import EngineCore
 from worker.core.sequence import Sequence
 
 
-class Engine:
-    """See the module. execute: carries out the core's instructions. spoke, ended: called at each first token and each
-    complete answer. is_here: whether a load that a step needs has arrived; None: it never will."""
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """The rest of an engine's model. execute: carries out the core's instructions. spoke, ended: called at each first
+    token and each complete answer. is_here: whether a load that a step needs has arrived; None: it never will."""
 
-    def __init__(
-        self,
-        events: Events,
-        kind: NodeKind,
-        core: EngineCore,
-        *,
-        execute: Callable[[do.Instruction], None],
-        spoke: Callable[[Sequence], None],
-        ended: Callable[[Sequence], None],
-        is_here: Callable[[do.Coming], bool | None],
-    ) -> None:
-        self._events, self._kind, self.core = events, kind, core
-        self._execute, self._spoke, self._ended, self._is_here = execute, spoke, ended, is_here
+    execute: Callable[[do.Instruction], None]
+    spoke: Callable[[Sequence], None]
+    ended: Callable[[Sequence], None]
+    is_here: Callable[[do.Coming], bool | None]
+
+
+class Engine:
+    """See the module. Takes its own turns: the device is its own."""
+
+    def __init__(self, events: Events, kind: NodeKind, core: EngineCore, shell: Shell) -> None:
+        self._events, self._kind, self.core, self._shell = events, kind, core, shell
         self.busy_s = 0.0
         self.steps = 0
         #: The current step, and the stretch of equal steps that it begins.
@@ -48,6 +48,8 @@ class Engine:
         self.after_step: list[Callable[[], None]] = []
         #: Seconds of the device used by something else (a codec), added to the next step.
         self._owed_s = 0.0
+        #: Most steps of a stretch.
+        self._longest = LONGEST
         seed(core.pace, kind.costs)
 
     @property
@@ -60,7 +62,7 @@ class Engine:
         self.core.handle(event, self._events.now)
         self._act()
         if self._step is None:
-            self._turn_at(self._events.now)
+            self._wants_turn()
         elif self._held:
             self._over(self._version)
         elif self._stretch.count > 1 and self.core.interrupted() and self._stretch.cut(self._events.now):
@@ -82,7 +84,11 @@ class Engine:
     def _act(self) -> None:
         while asked := self.core.take():
             for instruction in asked:
-                self._execute(instruction)
+                self._shell.execute(instruction)
+
+    def _wants_turn(self) -> None:
+        """There is news, or a step is over."""
+        self._turn_at(self._events.now)
 
     def _turn_at(self, time_s: float) -> None:
         if time_s < self._turn_s:
@@ -109,17 +115,22 @@ class Engine:
         prompts = [(count, s.computed) for s, count in step.batch if count > 1]
         decodes = len(step.batch) - len(prompts)
         context = float(sum(len(s.tokens) for s, count in step.batch if count == 1))
-        self._step = step
+        self._step, count = step, 1
         if prompts:
             self._stretch = Stretch(now, 1, costs.mixed_s(decodes, context, prompts))
         else:
             first_s, slope_s = costs.decode(decodes, context)
-            self._stretch = Stretch(now, min(self.core.quiet_steps(step), LONGEST), first_s, slope_s * decodes)
+            count = min(self.core.quiet_steps(step), LONGEST)
+            self._stretch = Stretch(now, min(count, self._longest), first_s, slope_s * decodes)
             if self._stretch.seconds(self._stretch.count) > (quiet_s := self.core.quiet_s):
                 self._stretch.cut(now + quiet_s)
         if self._owed_s:
             self._stretch.count, self._stretch.first_s, self._owed_s = 1, self._stretch.first_s + self._owed_s, 0.0
+        self._begun(count)
         self._schedule()
+
+    def _begun(self, quiet: int) -> None:
+        """A step has begun, and with it so many that are alike."""
 
     def _schedule(self) -> None:
         self._version += 1
@@ -132,7 +143,7 @@ class Engine:
             return
         void, self._held = set[str](), False
         for request_id, coming in step.coming.items():
-            here = [self._is_here(each) for each in coming]
+            here = [self._shell.is_here(each) for each in coming]
             if None in here:
                 void.add(request_id)
             elif not all(here):
@@ -145,7 +156,7 @@ class Engine:
         after, self.after_step = self.after_step, []
         for follow in after:
             follow()
-        self._turn_at(self._events.now)
+        self._wants_turn()
 
     def _stepped(self, step: do.Step, steps: int, void: Set[str], stalled_s: float) -> None:
         """Report `steps` finished steps of the stretch; the last one also waited `stalled_s` for KV."""
@@ -175,6 +186,6 @@ class Engine:
         )
         self._act()
         for s in first_tokens:
-            self._spoke(s)
+            self._shell.spoke(s)
         for s in ended:
-            self._ended(s)
+            self._shell.ended(s)

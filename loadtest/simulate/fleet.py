@@ -22,7 +22,7 @@ from loadtest.simulate.systems.parrot import Parrot
 from loadtest.simulate.systems.running import Running
 from loadtest.simulate.turns import coarsened
 from scheduler.core.advisories import Hint
-from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
+from scheduler.core.control import Ask, Command, Control, Prefetch, Settings, Withdraw
 from scheduler.core.fleet import Model, Rates
 from scheduler.core.policies import POLICIES
 
@@ -173,7 +173,7 @@ class Fleet:
                 hint = command.hint
                 tokens = self.tokens.get(hint.session, 0)
                 node.prefetch(hint.session, hint.priority, hint.expires_s, tokens, command.sources, hint.arrival_s)
-            else:
+            elif isinstance(command, Withdraw):
                 node.withdraw(command.session)
 
     def _ended(self, request: Request) -> None:

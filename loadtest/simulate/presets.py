@@ -35,6 +35,7 @@ GB/s reached), of an SSD (6 GB/s a host) and of the blob tier (the scheduler's d
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from contracts.kv import KvShape
@@ -48,6 +49,7 @@ A100 = Device(
 H100 = Device(
     "H100-80GB", flops=989e12, memory_bytes_per_s=3350e9, memory_bytes=80e9, mfu=0.50, mbu=0.87, overhead_s=0.002
 )
+A100_40 = replace(A100, name="A100-40GB", memory_bytes_per_s=1555e9, memory_bytes=40e9)
 H200 = Device(
     "H200-141GB", flops=989e12, memory_bytes_per_s=4800e9, memory_bytes=141e9, mfu=0.50, mbu=0.87, overhead_s=0.002
 )
@@ -55,10 +57,15 @@ LLAMA_2_7B = ModelShape("Llama-2-7B", 6.74e9, layers=32, heads=32, kv_heads=32, 
 LLAMA_31_8B = ModelShape("Llama-3.1-8B", 8.03e9, layers=32, heads=32, kv_heads=8, head_dim=128)
 LLAMA_2_13B = ModelShape("Llama-2-13B", 13.02e9, layers=40, heads=40, kv_heads=40, head_dim=128)
 LLAMA_31_70B = ModelShape("Llama-3.1-70B", 70.55e9, layers=80, heads=64, kv_heads=8, head_dim=128)
+LLAMA_32_1B = ModelShape("Llama-3.2-1B", 1.24e9, layers=16, heads=32, kv_heads=8, head_dim=64)
+LLAMA_32_3B = ModelShape("Llama-3.2-3B", 3.21e9, layers=28, heads=24, kv_heads=8, head_dim=128)
+QWEN_25_7B = ModelShape("Qwen2.5-7B", 7.62e9, layers=28, heads=28, kv_heads=4, head_dim=128)
+QWEN_25_14B = ModelShape("Qwen2.5-14B", 14.77e9, layers=48, heads=40, kv_heads=8, head_dim=128)
+QWEN_25_32B = ModelShape("Qwen2.5-32B", 32.76e9, layers=64, heads=40, kv_heads=8, head_dim=128)
 #: Share of several devices' rates that tensor parallelism reaches.
 _TENSOR_PARALLEL = 0.6
 #: Share of a device's memory that serving systems use; part of that for activations and buffers.
-_USABLE, _ACTIVATION_BYTES = 0.9, 4e9
+USABLE, ACTIVATION_BYTES = 0.9, 4e9
 _GIB = float(1 << 30)
 
 
@@ -88,7 +95,7 @@ def node_of(device: Device, model: ModelShape, max_tokens: int, count: int = 1) 
         model=model.name,
         shape=model.kv_shape(),
         costs=Roofline(whole, model),
-        hbm_bytes=whole.memory_bytes * _USABLE - model.weight_bytes - count * _ACTIVATION_BYTES,
+        hbm_bytes=whole.memory_bytes * USABLE - model.weight_bytes - count * ACTIVATION_BYTES,
         dram_bytes=count * 60e9,
         ssd_bytes=count * 1e12,
         dram_bytes_per_s=count * (25e9 if device is A100 else 50e9),

@@ -7,7 +7,7 @@ Replaces `kvstore/node.py` and its tiers: transfers take time, nothing fails, ch
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,14 +55,14 @@ class Ways:
 
 
 class NodeStore:
-    """See the module. peers: stores of the whole fleet, by name. disturb: occupies the device for some seconds, to
-    decode a codec. events: number handled."""
+    """See the module. shapes: of its models' KV. peers: stores of the whole fleet, by name. disturb: occupies the
+    device for some seconds, to decode a codec. events: number handled."""
 
     def __init__(
         self,
         name: str,
         kind: NodeKind,
-        shape: KvShape,
+        shapes: Sequence[KvShape],
         events: Events,
         ways: Ways,
         blob: Blob,
@@ -84,7 +84,7 @@ class NodeStore:
         self.handle(ev.Recovered([]))
         self.handle(ev.TierSized("ssd", int(kind.ssd_bytes) if SSD in has.tiers else 0, 0.0))
         self.handle(ev.ManifestsListed([], 0.0, complete=True))
-        self.handle(ev.ShapesDeclared("worker", [shape], 0.0))
+        self.handle(ev.ShapesDeclared("worker", list(shapes), 0.0))
 
     @property
     def now(self) -> float:

@@ -149,6 +149,22 @@ def test_weights_that_cannot_be_read_are_tried_again_and_nothing_is_lost() -> No
     assert a.answers["r0"].end == "length" and device.residency.models["m0"].evictions > 0
 
 
+def test_the_speed_of_copies_is_learned_from_models_that_come_alone() -> None:
+    device = VirtualDevice(3, 3 * SLABS, weights=WEIGHTS)
+    assert device.placing is not None
+    a, b, c = device.models
+    device.placing.layer_s = 0.1
+    a.submit(prompt(1, 3), 2)
+    device.go()
+    alone_bytes_s = device.residency.copy_bytes_s
+    assert WEIGHTS * 2e7 / 0.3 <= alone_bytes_s <= WEIGHTS * 2e7 / 0.2
+    device.placing.layer_s = 1.0  # two at a time
+    b.submit(prompt(2, 3), 2)
+    c.submit(prompt(3, 3), 2)
+    device.finish()
+    assert total(device, "activations") == 3 and device.residency.copy_bytes_s == alone_bytes_s
+
+
 def anything(seed: int, requests: int) -> VirtualDevice:
     """As `test_balloon.anything`, with weights."""
     dice = random.Random(seed)

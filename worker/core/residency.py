@@ -91,6 +91,8 @@ class Resident:
     ready: int = 0
     #: Hinted requests of sessions without KV here, soonest first; hints of others reach the engine by the store.
     expected: list[Expected] = field(default_factory=list)
+    #: Weights of another model came at the same time: how long these took says little of the copies' speed.
+    crowded: bool = False
     #: Failed activations since the last good one, and when to try again.
     failures: int = 0
     retry_s: float = -math.inf
@@ -131,7 +133,7 @@ class Residency:
     one_at_a_time: bool = False
     models: dict[str, Resident] = field(default_factory=dict)
     out: list[Instruction] = field(default_factory=list)
-    #: Measured speed of copies of weights.
+    #: Measured speed of copies of weights, of one model at a time.
     copy_bytes_s: float = _COPY_BYTES_S
     _now: float = 0.0
 
@@ -230,7 +232,8 @@ class Residency:
             resident.activations += 1
             if (seconds := self._now - resident.since_s) > 0:
                 resident.loading_s += seconds
-                self.copy_bytes_s = resident.bytes_ / seconds
+                if not resident.crowded:
+                    self.copy_bytes_s = resident.bytes_ / seconds
             self._enter(resident, ModelState.ACTIVE, since_s=resident.since_s)
             return
         core = resident.core
@@ -340,6 +343,10 @@ class Residency:
     def _enter(self, resident: Resident, state: ModelState, since_s: float | None = None) -> None:
         resident.state, resident.since_s = state, self._now if since_s is None else since_s
         resident.ready = 0
+        if state is ModelState.LOADING:
+            coming = [each for each in self.models.values() if each.state is ModelState.LOADING]
+            for each in coming:
+                each.crowded = len(coming) > 1 or (each.crowded and each is not resident)
         resident.share.weights = 0 if state is ModelState.COLD else resident.granules
         resident.core.admits = state in (ModelState.LOADING, ModelState.ACTIVE)
         resident.core.computes = state is ModelState.ACTIVE

@@ -31,14 +31,17 @@ CORES = sorted(
 #: function that decides.
 TAKEN = {
     "worker.core": {"events", "instructions"},
+    "worker.core.balloon": {"Balloon", "Share"},
     "worker.core.engine_core": {"EngineCore"},
     "worker.core.hbm": {"HbmCache"},
     "storelink.core.load_plan": {"LoadRate", "Source"},
     "worker.core.pace": {"Pace"},
     "worker.core.pages": {"PagePool"},
     "worker.core.policy": {"Policy"},
+    "worker.core.residency": {"Load", "Residency", "Resident"},
     "worker.core.sequence": {"Sequence"},
     "worker.core.state": {"CoreState"},
+    "worker.core.yielding": {"Yielding"},
     "kvstore.core": {"events", "instructions"},
     "kvstore.core.store": {"Store"},
     "scheduler.core.advisories": {"Hint"},
@@ -47,6 +50,7 @@ TAKEN = {
     "scheduler.core.control": {"Ask", "Command", "Control", "Prefetch", "Settings"},
     "scheduler.core.directory": {"Held"},
     "scheduler.core.fleet": {"LoadReport", "Model", "Rates"},
+    "scheduler.core.models": {"ModelLoad"},
     "scheduler.core.policies": {"POLICIES"},
 }
 #: What is asked of a core object beside notice it and doing what it says.
@@ -61,6 +65,7 @@ ASKED = {
         "quiet_steps",
         "quiet_s",
         "interrupted",
+        "may_fit",
         "counts",
         "validate",
         "live",
@@ -70,13 +75,23 @@ ASKED = {
     *("busy", "index"),
 }
 #: Parts of an engine's core that are read, and what of them.
-READ = {"state": {"rates"}, "admission": {"recomputed_tokens"}, "scheduling": {"recomputed_tokens"}}
+READ = {
+    "state": {"rates", "cache", "unmap"},
+    "admission": {"recomputed_tokens"},
+    "scheduling": {"recomputed_tokens", "preemptions"},
+}
 #: Names of what decides.
 DECIDES = re.compile(
     "evict|victim|admi(t|ssion)|preempt|room|reserve|choose|batch|worth|rank|max_prefill|budget|band", re.IGNORECASE
 )
 #: Where things are put in order of time, or so that equal seeds give equal runs.
-IN_ORDER = {"events.py": {"heapq"}, "channels.py": {"heapq"}, "crowd.py": {"heapq"}, "node.py": {"sorted"}}
+IN_ORDER = {
+    "events.py": {"heapq"},
+    "channels.py": {"heapq"},
+    "crowd.py": {"heapq"},
+    "node.py": {"sorted"},
+    "many.py": {"sorted"},
+}
 
 
 def core_names(path: Path) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,103 @@
+"""A kind of device that several models share: its memory, its models, and what it takes to map and copy.
+
+Measured on an H100 80GB (bench/gpu/result.json): 55 GB/s from page-locked memory; 27 microseconds to map a granule of
+2 MiB that has its memory; 22 to unmap one of a model's weights. With these an 8B model takes 0.50 s to come; measured:
+0.45 to 0.50 s. An A100 copies at PCIe 4.0's 25 GB/s; mapping is assumed to take as long.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from contracts.memory.slab_size import slab_granules
+from loadtest.simulate.costs import Device, ModelShape, NodeKind
+from loadtest.simulate.presets import A100, ACTIVATION_BYTES, USABLE, node_of
+from loadtest.simulate.turns import coarse
+
+GRANULE_BYTES = 2 << 20
+#: Bytes a second of copies of weights, and seconds to map and to unmap a granule.
+COPY_BYTES_S = {"A100": 25e9, "H100": 55e9}
+MAP_S, UNMAP_S = 27e-6, 22e-6
+#: Tokens of a chunk of KV, coarser than the 64 of real nodes.
+CHUNK_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModel:
+    """A registered model. kind: its KV's shape, its costs and limits; `kind.hbm_bytes` is not used."""
+
+    kind: NodeKind
+    weight_bytes: float
+    pinned: bool = False
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.kind.model
+
+    @property
+    def granules(self) -> int:
+        """Granules of its weights."""
+        return -int(-self.weight_bytes // GRANULE_BYTES)
+
+    @property
+    def slab_granules(self) -> int:
+        """Granules of a slab of its KV."""
+        return slab_granules(self.kind.shape.piece_bytes, GRANULE_BYTES)
+
+    @property
+    def pages_per_slab(self) -> int:
+        """Pages of a slab of its KV."""
+        return self.slab_granules * GRANULE_BYTES // self.kind.shape.piece_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKind:
+    """See the module. granules: for weights and KV. copy_bytes_s: of weights; map_s, unmap_s: of a granule. dram_bytes:
+    of the KV's store."""
+
+    name: str
+    granules: int
+    models: tuple[SharedModel, ...]
+    copy_bytes_s: float
+    map_s: float = MAP_S
+    unmap_s: float = UNMAP_S
+    dram_bytes: float = 60e9
+
+    def of(self, models: Sequence[str]) -> SharedKind:
+        """The same device with only these models."""
+        return replace(self, models=tuple(m for m in self.models if m.name in models))
+
+    def activation_s(self, model: SharedModel) -> float:
+        """Time until all weights are here, with nothing else on the bus."""
+        return model.weight_bytes / self.copy_bytes_s + model.granules * self.map_s
+
+
+def shared_kind(
+    device: Device, shapes: Sequence[ModelShape], *, max_tokens: int = 32_768, request_s: float = 0.0
+) -> SharedKind:
+    """A device with these models. Two of one shape get numbered names."""
+    models, count = list[SharedModel](), itertools.count()
+    names = [shape.name for shape in shapes]
+    for shape in shapes:
+        number = next(count)
+        name = f"{shape.name}#{names[: number + 1].count(shape.name)}" if names.count(shape.name) > 1 else shape.name
+        named = replace(shape, name=name)
+        kind = node_of(device, named, max_tokens)
+        fine = replace(kind.shape, fingerprint=number.to_bytes(32, "big"))
+        models.append(
+            SharedModel(
+                replace(
+                    kind,
+                    shape=coarse(fine, chunk_tokens=CHUNK_TOKENS),
+                    layers_modelled=shape.layers,
+                    request_s=request_s,
+                ),
+                shape.weight_bytes,
+            )
+        )
+    usable = device.memory_bytes * USABLE - ACTIVATION_BYTES
+    rate = COPY_BYTES_S["A100" if device.name.startswith(A100.name[:4]) else "H100"]
+    return SharedKind(device.name, int(usable // GRANULE_BYTES), tuple(models), rate)
