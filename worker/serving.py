@@ -182,7 +182,8 @@ def _serve_in_turns(
         )
         if residency.one_at_a_time and serving is not servings[-1]:
             model.unload()
-        residency.join(resident, ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD)
+        state = ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD
+        residency.join(resident, state, RealClock().now())
     return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
 
 

@@ -35,6 +35,8 @@ class Placing:
     clock: Clock = field(default_factory=RealClock)
     #: Wakes the device's thread. Any thread.
     woken: Callable[[], object] = lambda: None
+    #: Called when a model's state has changed.
+    on_moves: Callable[[], object] = lambda: None
     _fillings: dict[str, Filling] = field(default_factory=dict)
 
     def turn(self, make_way: Callable[[], None]) -> None:
@@ -53,6 +55,7 @@ class Placing:
                 self._load(instruction.name, placed)
             else:
                 self._unload(instruction.name, placed)
+            self.on_moves()
 
     def stop(self) -> None:
         """End the copies."""
@@ -91,5 +94,6 @@ class Placing:
             self.models[name].model.layers.before_use = lambda layer: None
             self.residency.landed(name, layers, filling.span_s)
             log.info("active", model=name, seconds=round(filling.seconds, 3))
+            self.on_moves()
         elif filling.layerwise:
             self.residency.landed(name, max(filling.ready - 1, 0), filling.span_s)
