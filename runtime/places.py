@@ -18,6 +18,8 @@ from runtime.sections import NodesSection
 PORTS_A_NODE, PORTS_A_DEVICE = 10, 2
 #: Offset of the worker's metrics within a node's ports, and within a further device's.
 _METRICS, _METRICS_OF_DEVICE = 3, 1
+#: Beginning of the names of images of weights in `shm_dir`.
+IMAGE_PREFIX = "upbeat-weights-"
 
 
 @dataclass(frozen=True, slots=True)

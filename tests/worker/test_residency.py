@@ -109,7 +109,7 @@ def test_busy_models_that_do_not_fit_together_take_turns() -> None:
             model.submit(prompt(n, 3), 2000, session=f"s{n}")
     device.go(until=lambda: all(m.answers["r0"].tokens for m in (a, b)))
     assert device.world.now() < 3 * SLICE_S + 5.0 and not a.answers["r0"].end
-    assert (ModelState.DRAINING, Why.SLICE, "m1") in moves(device, "m0")
+    assert any(m[0] is ModelState.DRAINING and m[2] == "m1" for m in moves(device, "m0"))
     assert (ModelState.COLD, Why.DRAINED, "") in moves(device, "m0")
     for model in (a, b):
         for n in range(3):

@@ -17,10 +17,11 @@ import numpy as np
 from blake3 import blake3
 
 from runtime import telemetry
+from runtime.places import IMAGE_PREFIX
 from worker.models.weights import WeightSpan
 
 log = telemetry.logger("worker.models.image")
-_PREFIX, _SUFFIX = "upbeat-weights-", ".image"
+_SUFFIX = ".image"
 _DIGEST = 32
 
 
@@ -64,7 +65,7 @@ def image_of(
     sizes = [span.packed_bytes for span in spans]
     if sum(sizes) + _DIGEST > room:
         return None
-    path = directory / f"{_PREFIX}{blake3(key + repr(sizes).encode()).hexdigest()[:32]}{_SUFFIX}"
+    path = directory / f"{IMAGE_PREFIX}{blake3(key + repr(sizes).encode()).hexdigest()[:32]}{_SUFFIX}"
     try:
         with _only(path):
             return _opened(path, sizes, lock) or _made(path, spans, sizes, lock)
@@ -75,7 +76,7 @@ def image_of(
 
 def remove_unused(directory: Path) -> None:
     """Remove images that nobody uses: of workers that were killed."""
-    for path in directory.glob(f"{_PREFIX}*"):
+    for path in directory.glob(f"{IMAGE_PREFIX}*"):
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
