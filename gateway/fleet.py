@@ -321,6 +321,7 @@ def _there(m: Any, loads: Iterable[Any]) -> ModelThere:
 
 def _now(there: ModelThere) -> dict[str, Any]:
     return {
+        "state": there.state.word,
         "running": there.running,
         "waiting": there.waiting,
         "idle_s": there.idle_s,
@@ -347,6 +348,5 @@ def _model(m: Any) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "chunk_tokens": shape.chunk_tokens,
         "dtype": shape.dtype,
-        "state": state_of(m.state).word,
         "weight_bytes": m.weight_bytes,
     }

@@ -1,7 +1,8 @@
-// The operator's view: nodes, tiers, load, hints in flight, and the latest sessions.
+// The operator's view: nodes, tiers, load, hints in flight, device memory, and the latest sessions.
+
+import { drawMemory, size } from "./memory.js";
 
 const EVERY_MS = 2000;
-const GIB = 2 ** 30;
 
 const text = (value, className) => {
   const cell = document.createElement("td");
@@ -9,8 +10,6 @@ const text = (value, className) => {
   if (className) cell.className = className;
   return cell;
 };
-
-const size = (bytes) => (bytes >= GIB ? `${(bytes / GIB).toFixed(2)} GiB` : `${(bytes / 2 ** 20).toFixed(0)} MiB`);
 
 function meter(className, used, total, said) {
   const cell = text(said, className);
@@ -85,6 +84,7 @@ export class FleetView {
       const said = `${serving} of ${fleet.expected_nodes} ${fleet.nodes.some((n) => n.node !== n.on_node) ? "devices" : "nodes"} serve; ${fleet.active_requests} requests run, ${hints} hints wait for theirs` + (fleet.missing.length ? `; ${fleet.missing.join("; ")}` : "");
       if (state.textContent !== said) state.textContent = said;
       this.#fill("#nodes", fleet.nodes.map(nodeRow));
+      drawMemory(this.#place.querySelector("#devices"), fleet.nodes);
       this.#fill("#sessions", sessions.data.map(sessionRow));
     } catch (error) {
       state.textContent = `The fleet cannot be read: ${error.message}`;

@@ -143,7 +143,8 @@ async def test_the_fleet_shows_who_holds_each_devices_memory_and_which_models_wa
             ("weights", "b", 3), ("weights", "a", 2), ("kv", "a", 1), ("warm", "", 4), ("free", "", 5),
         ]  # fmt: skip
         waking = node["models"][1]
-        assert (waking["name"], waking["waiting"], waking["activation_s"]) == ("asleep", 1, 0.5)
+        told = [waking[key] for key in ("name", "state", "waiting", "activation_s")]
+        assert told == ["asleep", "loading", 1, 0.5]
 
 
 async def shows_memory(s: Stack) -> bool:
