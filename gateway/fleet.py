@@ -320,13 +320,8 @@ def _there(m: Any, loads: Iterable[Any]) -> ModelThere:
 
 
 def _now(there: ModelThere) -> dict[str, Any]:
-    return {
-        "state": there.state.word,
-        "running": there.running,
-        "waiting": there.waiting,
-        "idle_s": there.idle_s,
-        "activation_s": there.activation_s,
-    }
+    same = ("running", "waiting", "kv_bytes_used", "kv_bytes_cached", "idle_s", "activation_s")
+    return {"state": there.state.word} | {name: getattr(there, name) for name in same}
 
 
 def _memory(shares: Iterable[Any]) -> list[dict[str, Any]]:

@@ -148,12 +148,13 @@ def _serve_in_turns(
     salt_of: Callable[[str], bytes],
 ) -> Served:
     """Models whose weights come and go. Each is loaded once, to make its image and perhaps to measure its speed; the
-    last ones stay as far as they fit."""
+    last ones, and pinned ones after all others, stay as far as they fit."""
     memory, config = device.memory, images[0].config
     servings, placed, packed = list[Serving](), dict[str, Placed](), list[HostImage]()
     remove_unused(config.shm_dir)
     room = _image_bytes(config)
-    for image, each in zip(images, ids, strict=True):
+    pinned = {image.name: registered(image.config)[image.name].pinned for image in images}
+    for image, each in sorted(zip(images, ids, strict=True), key=lambda pair: pinned[pair[0].name]):
         key = image.shape.fingerprint + device.layout.encode()
         host = image_of(config.shm_dir, key, image.model.spans, room, device.lock)
         room -= host.bytes if host else 0
@@ -178,12 +179,13 @@ def _serve_in_turns(
             Yielding(core),
             serving.image.weight_granules(memory),
             sum(span.packed_bytes for span in model.spans),
-            registered(serving.image.config)[serving.image.name].pinned,
+            pinned[serving.image.name],
         )
         if residency.one_at_a_time and serving is not servings[-1]:
             model.unload()
         state = ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD
         residency.join(resident, state, RealClock().now())
+    servings.sort(key=lambda serving: list(pinned).index(serving.image.name))
     return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
 
 

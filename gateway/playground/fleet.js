@@ -35,19 +35,27 @@ function labelled(row, table) {
   return row;
 }
 
+/** What of HBM beside weights is in use and cached, and all of it: in bytes, or in pages where its worker tells no owners. */
+function hbm(node) {
+  if (!node.memory?.length) return [node.hbm_pages_total - node.hbm_pages_free, node.hbm_pages_cached, node.hbm_pages_total];
+  const sum = (list, key) => list.reduce((total, one) => total + one[key], 0);
+  const beside = node.memory.filter((share) => ["kv", "warm", "free"].includes(share.use));
+  return [sum(node.models, "kv_bytes_used"), sum(node.models, "kv_bytes_cached"), sum(beside, "bytes")];
+}
+
 function nodeRow(node) {
   const row = document.createElement("tr");
-  const used = node.hbm_pages_total - node.hbm_pages_free;
+  const [used, cached, total] = hbm(node);
   const state = node.state || (node.serving ? "serving" : "not serving");
-  const percent = (pages) => `${node.hbm_pages_total ? Math.round((100 * pages) / node.hbm_pages_total) : 0} %`;
+  const percent = (part) => `${total ? Math.round((100 * part) / total) : 0} %`;
   row.append(
     text(node.node),
     text(state, node.serving ? "" : "away"),
     text(node.running),
     text(node.waiting),
     text(node.advised),
-    meter("hbm", used, node.hbm_pages_total, percent(used)),
-    meter("hbm", node.hbm_pages_cached, node.hbm_pages_total, percent(node.hbm_pages_cached)),
+    meter("hbm", used, total, percent(used)),
+    meter("hbm", cached, total, percent(cached)),
     meter("dram", node.dram_bytes_used, node.dram_bytes_total, `${size(node.dram_bytes_used)} of ${size(node.dram_bytes_total)}`),
     text(size(node.ssd_bytes_used)),
     text(node.sessions),

@@ -199,9 +199,9 @@ class Residency:
         return max(min(due_s) - now, 0.0)
 
     # ---- what the shell says -----------------------------------------------------------------------------------
-    def landed(self, name: str, ready: int, layer_s: float) -> None:
+    def landed(self, name: str, ready: int, layer_s: float, now: float) -> None:
         """Weights of the first `ready` layers are here; layer_s: mean time of a layer so far."""
-        resident = self.models[name]
+        resident, self._now = self.models[name], now
         if resident.state is not ModelState.LOADING:
             return
         resident.ready = ready
@@ -219,9 +219,9 @@ class Residency:
         compute_s = core.pace.prefill_token_s * max(tokens, 1) / layers
         core.computes = may_start(ready, layers, layer_s, compute_s, _LATE_S)
 
-    def failed(self, name: str) -> None:
+    def failed(self, name: str, now: float) -> None:
         """The model's weights could not be loaded. Its requests wait for another try."""
-        resident = self.models[name]
+        resident, self._now = self.models[name], now
         if resident.state is ModelState.LOADING:
             resident.failures += 1
             resident.retry_s = self._now + min(_RETRY_S * 2.0 ** (resident.failures - 1), _LONGEST_RETRY_S)

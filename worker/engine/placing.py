@@ -68,7 +68,7 @@ class Placing:
             model.take()
         except OutOfGranules:
             log.exception("no memory for weights that was counted", model=name)
-            self.residency.failed(name)
+            self.residency.failed(name, self.clock.now())
             return
         filling = self._fillings[name] = Filling(
             model.spans, placed.image, self.woken, copy=self.copy, threads=self.threads
@@ -88,12 +88,12 @@ class Placing:
         if filling.failed is not None:
             del self._fillings[name]
             filling.cancel()
-            self.residency.failed(name)
+            self.residency.failed(name, self.clock.now())
         elif filling.over:
             del self._fillings[name]
             self.models[name].model.layers.before_use = lambda layer: None
-            self.residency.landed(name, layers, filling.span_s)
+            self.residency.landed(name, layers, filling.span_s, self.clock.now())
             log.info("active", model=name, seconds=round(filling.seconds, 3))
             self.on_moves()
         elif filling.layerwise:
-            self.residency.landed(name, max(filling.ready - 1, 0), filling.span_s)
+            self.residency.landed(name, max(filling.ready - 1, 0), filling.span_s, self.clock.now())
