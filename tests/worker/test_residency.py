@@ -83,6 +83,9 @@ def test_models_that_fit_together_stay() -> None:
         device.go()
     assert states(device) == [ModelState.ACTIVE] * 2 and not total(device, "evictions")
     device.finish()
+    for model in (a, b):
+        counts = model.engine.core.counts()
+        assert counts.pages_total == counts.pages_free > 0, "what others hold is not in use here"
 
 
 @pytest.mark.parametrize("idle_s", [IDLE_S - 5, IDLE_S + 5])
