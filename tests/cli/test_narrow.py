@@ -34,7 +34,10 @@ def node(number: int) -> dict[str, Any]:
         "node": f"node-{number}",
         "serving": number < 3,
         "state": "serving" if number < 3 else "draining",
-        "models": [{"name": "upbeat-demo", "state": "loading", "activation_s": 1.5}, {"name": "upbeat-demo-the-other"}],
+        "models": [
+            {"name": "upbeat-demo", "state": "loading", "activation_s": 1.5},
+            {"name": "upbeat-demo-the-other", "kv_bytes_used": 93 * GIB // 2, "kv_bytes_cached": 93 * GIB // 2},
+        ],
         "memory": [
             {"use": use, "name": "upbeat-demo" if use in ("weights", "kv") else "", "bytes": 31 * GIB}
             for use in ("weights", "kv", "warm", "free")
