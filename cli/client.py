@@ -87,6 +87,11 @@ def session_path(session_id: str) -> str:
     return f"/v1/sessions/{quote(session_id, safe='')}"
 
 
+def model_path(name: str) -> str:
+    """The route of why a model's weights moved."""
+    return f"/v1/models/{quote(name, safe='')}/placement"
+
+
 def session_pages(gateway: Gateway) -> Iterator[dict[str, Any]]:
     """All sessions by id, page by page. A session that exists throughout is in exactly one page."""
     after = ""

@@ -17,6 +17,7 @@ import psutil
 from rich.console import Console
 
 from cli import machine
+from cli.images import images_bytes, left_bytes
 from contracts.errors import ConfigError
 from runtime import gpus
 from runtime.config import Config
@@ -72,6 +73,11 @@ def examine(config: Config) -> list[Finding]:
         _vllm_model(config, model.path) if model.engine == "vllm" else _model(model.path)
         for model in registered(config).values()
     ]
+    here = {
+        name: model.model_copy(update={"path": directory or model.path})
+        for (name, model), (_, directory) in zip(config.models.items(), models, strict=False)
+    }
+    config = config.model_copy(update={"models": here})
     configs = [config.model_copy(update={"model": directory}) for _, directory in models if directory is not None]
     checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels)
     findings = [finding for check in checks for finding in check(config)]
@@ -174,25 +180,30 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
     except ConfigError as e:
         yield Finding("shared memory", "fail", str(e))
         return
-    detail = f"{config.shm_dir}: {have / GIB:.1f} GiB free, {need / GIB:.1f} GiB needed"
-    yield Finding(
-        "shared memory", "ok" if have >= need else "fail", detail, "" if have >= need else "lower --dram-gib or --nodes"
-    )
+    images, have = images_bytes(config), have + left_bytes(config)
+    of_images = f", {images / GIB:.1f} of them for images of weights (worker.images_gib)" if images else ""
+    detail = f"{config.shm_dir}: {have / GIB:.1f} GiB free, {(need + images) / GIB:.1f} GiB needed{of_images}"
+    less = "lower --dram-gib or --nodes" if have < need else "lower worker.images_gib or --dram-gib"
+    good = have >= need + images
+    yield Finding("shared memory", "ok" if good else "fail", detail, "" if good else less)
 
 
 def _memory(config: Config) -> Iterator[Finding]:
     need, have = machine.memory_bytes(config)
-    free = psutil.virtual_memory().available
-    detail = (
-        f"{have / GIB:.1f} GiB, {free / GIB:.1f} GiB available; HBM{machine.each(config)} and DRAM of all "
-        f"nodes take {need / GIB:.1f} GiB"
-    )
+    try:
+        images = images_bytes(config)
+    except ConfigError:  # said by `_shared_memory`
+        images = 0
+    need, free = need + images, psutil.virtual_memory().available
+    what = f"HBM{machine.each(config)} and DRAM of all nodes" + (" and images of weights" if images else "")
+    detail = f"{have / GIB:.1f} GiB, {free / GIB:.1f} GiB available; {what} take {need / GIB:.1f} GiB"
     level: Literal["ok", "warn", "fail"] = "ok" if need <= free else "warn" if need <= have else "fail"
-    yield Finding("memory", level, detail, "" if level == "ok" else _less(config))
+    yield Finding("memory", level, detail, "" if level == "ok" else _less(config, images=images > 0))
 
 
-def _less(config: Config) -> str:
-    return f"lower --hbm-gib, --dram-gib, {'--devices ' if config.nodes.devices > 1 else ''}or --nodes"
+def _less(config: Config, *, images: bool) -> str:
+    others = (", worker.images_gib" if images else "") + (", --devices" if config.nodes.devices > 1 else "")
+    return f"lower --hbm-gib, --dram-gib{others} or --nodes"
 
 
 def _disk(config: Config) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ def lines(data: dict[str, Any]) -> Iterator[str]:
     yield from textwrap.wrap(f"{data['id']}: what was decided for it lately, the latest first", WIDTH)
     for decision in data["decisions"]:
         yield ""
-        yield from textwrap.wrap(f"{_title(decision)}, {_ago(decision['ago_s'])}: {decision['node']}", WIDTH)
+        yield from textwrap.wrap(f"{_title(decision)}, {ago(decision['ago_s'])}: {decision['node']}", WIDTH)
         yield from textwrap.wrap(" ".join(_reasons(decision)), WIDTH, initial_indent="  ", subsequent_indent="  ")
         yield from _table(decision["scores"])
         # Older gateways do not send these.
@@ -126,7 +126,8 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
+    """An age in words."""
     return (
         f"{seconds:.1f} s ago"
         if seconds < 120

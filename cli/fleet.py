@@ -93,7 +93,13 @@ def _below(node: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def hbm_shares(node: dict[str, Any]) -> tuple[str, str]:
-    """Shares of the pages in HBM: in use by requests, and holding cache that may be evicted."""
+    """Shares of HBM beside weights: in use by requests, and holding cache that may be evicted."""
+    if memory := node.get("memory"):  # models that share a device count the same free pages
+        total = sum(_int(share, "bytes") for share in memory if share.get("use") in ("kv", "warm", "free"))
+        used, cached = (
+            sum(_int(model, f"kv_bytes_{what}") for model in node.get("models", [])) for what in ("used", "cached")
+        )
+        return (f"{used / total:.0%}", f"{cached / total:.0%}") if total else ("-", "-")
     total, free, cached = (_int(node, f"hbm_pages_{what}") for what in ("total", "free", "cached"))
     return (f"{(total - free) / total:.0%}", f"{cached / total:.0%}") if total else ("-", "-")
 

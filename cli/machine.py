@@ -151,8 +151,9 @@ def warn_of_disk(config: Config, say: Callable[[str, str], None]) -> None:
         )
 
 
-def check_memory(config: Config) -> None:
-    """Raise ConfigError when the arenas do not fit into shared memory, or all KV memory into this machine's."""
+def check_memory(config: Config, images: int = 0, images_left: int = 0) -> None:
+    """Raise ConfigError when the arenas, or these bytes of images of weights beside them, do not fit into shared
+    memory, or all of it into this machine's. images_left: bytes of images that are there already."""
     need, have = shared_memory_bytes(config)
     flags = f"--dram-gib {config.kv.dram_gib:g} with --nodes {config.nodes.count}"
     if need > have:
@@ -160,12 +161,24 @@ def check_memory(config: Config) -> None:
             f"{flags}: the arenas need {need / GIB:.1f} GiB of shared memory, {config.shm_dir} has "
             f"{have / GIB:.1f} GiB free; lower either, or enlarge it (mount -o remount,size=...)"
         )
-    need, have = memory_bytes(config)
-    if need > have:
+    if images and need + images > have + images_left:
         raise ConfigError(
-            f"--hbm-gib {config.kv.hbm_gib:g}{each(config)} and {flags} need {need / GIB:.1f} GiB, this machine "
-            f"has {have / GIB:.1f} GiB; lower them"
+            f"{_images_key(config)}: images of weights take up to {images / GIB:.1f} GiB of shared memory beside "
+            f"arenas of {need / GIB:.1f} GiB, {config.shm_dir} has {(have + images_left) / GIB:.1f} GiB; lower it "
+            "(other models are packed from their files each time), or enlarge that (mount -o remount,size=...)"
         )
+    need, have = memory_bytes(config)
+    if need + images > have:
+        of_images = f" and {_images_key(config)}" if images else ""
+        raise ConfigError(
+            f"--hbm-gib {config.kv.hbm_gib:g}{each(config)} and {flags}{of_images} need {(need + images) / GIB:.1f} "
+            f"GiB, this machine has {have / GIB:.1f} GiB; lower them"
+        )
+
+
+def _images_key(config: Config) -> str:
+    limit = config.worker.images_gib
+    return "worker.images_gib (not set)" if limit is None else f"worker.images_gib = {limit:g}"
 
 
 def each(config: Config) -> str:

@@ -1,15 +1,17 @@
 """The models of a stack: `--model` flags over the configuration file, and the default nodes of each.
 
-Also the table of `upbeat models`.
+Also the tables of `upbeat models` and of models in `upbeat top`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from cli.fleet import size, table
 from contracts.errors import ConfigError
@@ -58,7 +60,7 @@ def flag_of(name: str, model: RegisteredModel, named: Mapping[str, str]) -> str:
 
 def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
     """Print a line a model. models: `data` of `GET /v1/models`."""
-    rows = table("model", "state", "nodes", "weights, of the device", "KV in use", "KV cached", "TTFT", "TPOT")
+    rows = table("model", "state", "nodes", "weights", "KV in use", "KV cached", "idle", "priority", "TTFT, TPOT")
     for model in models:
         nodes = model.get("nodes") or []
         used, cached, limit = (
@@ -71,12 +73,60 @@ def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
             size(int(model["weight_bytes"])) if model.get("weight_bytes") else "-",
             f"{size(used)} of {size(limit)}" if limit else "-",
             size(cached) if limit else "-",
-            _objective(model, "ttft_slo_s"),
-            _objective(model, "tpot_slo_s"),
+            idle(min((float(node.get("idle_s") or 0) for node in nodes), default=None)),
+            str(model.get("priority") or 0) + (", pinned" if model.get("pinned") else ""),
+            _objectives(model),
         )
     console.print(rows)
 
 
-def _objective(model: Mapping[str, Any], key: str) -> str:
-    seconds = float(model.get(key) or 0)
-    return f"{seconds:g} s" if seconds else "-"
+def shared_devices(devices: Sequence[Mapping[str, Any]]) -> Table | None:
+    """A row for each model of devices that several models share; None: there are no such devices. devices: `nodes` of
+    `GET /v1/fleet`."""
+    rows = table("device", "model", "state", "run, wait", "weights", "KV", "idle")
+    for device in devices:
+        held = {(share.get("use"), share.get("name")): int(share.get("bytes") or 0) for share in _memory(device)}
+        models = device.get("models") or []
+        for number, model in enumerate(models if len(models) > 1 else ()):
+            name = str(model.get("name", "?"))
+            rows.add_row(
+                "" if number else str(device.get("node", "?")),
+                name,
+                _state(model),
+                f"{model.get('running') or 0}, {model.get('waiting') or 0}",
+                *(size(held[use, name]) if (use, name) in held else "-" for use in ("weights", "kv")),
+                idle(float(model.get("idle_s") or 0)),
+            )
+    return rows if rows.row_count else None
+
+
+def memory_of(device: Mapping[str, Any], *uses: str) -> str:
+    """Memory of a device by use, such as "5.0 MiB, 1.0 MiB"; "-": its worker does not say."""
+    if not _memory(device):
+        return "-"
+    by_use: Counter[str] = Counter()
+    for share in _memory(device):
+        by_use[str(share.get("use"))] += int(share.get("bytes") or 0)
+    return ", ".join(size(by_use[use]) for use in uses)
+
+
+def _memory(device: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return device.get("memory") or []
+
+
+def _state(model: Mapping[str, Any]) -> str:
+    left_s = float(model.get("activation_s") or 0)
+    state = str(model.get("state") or "?")
+    return f"{state}, {left_s:.1f} s left" if state == "loading" and left_s else state
+
+
+def idle(seconds: float | None) -> str:
+    """How long a model has had no request, in words; None: not known."""
+    if seconds is None:
+        return "-"
+    return "busy" if seconds <= 0 else f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _objectives(model: Mapping[str, Any]) -> str:
+    told = [float(model.get(key) or 0) for key in ("ttft_slo_s", "tpot_slo_s")]
+    return ", ".join(f"{seconds:g} s" if seconds else "-" for seconds in told) if any(told) else "-"

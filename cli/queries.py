@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cli import fleet
-from cli.client import Gateway, session_pages, session_path
+from cli.client import Gateway, model_path, session_pages, session_path
 from cli.completion import known_sessions
 from cli.models import show_models
 from cli.options import DEFAULT_URL, Json, Key, Url, number_option, whole_option
@@ -17,6 +17,7 @@ from cli.printing import console, print_json
 from contracts.errors import ConfigError
 
 _Session = Annotated[str, typer.Argument(metavar="SESSION", autocompletion=known_sessions)]
+_SessionOrNone = Annotated[str, typer.Argument(metavar="[SESSION]", show_default=False, autocompletion=known_sessions)]
 
 
 def status(url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> int:
@@ -32,7 +33,7 @@ def status(url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> int:
 
 
 def models(url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> None:
-    """The registered models: their nodes, bytes of weights and KV, latency objectives."""
+    """The registered models: state and nodes, bytes of weights and KV, idle time, priority, latency objectives."""
     data = Gateway(url, key or None).call("GET", "/v1/models")
     if as_json:
         print_json(data)
@@ -47,7 +48,8 @@ def top(
     key: Key = "",
     as_json: Json = False,
 ) -> None:
-    """Show each node's KV activity: memory, reads, hits, hints, evictions; and the latest sessions."""
+    """Show each node's KV activity: memory, reads, hits, hints, evictions; models that share a device; the latest
+    sessions."""
     from cli.top import records, watch
 
     if every <= 0 or rounds < 0:
@@ -97,15 +99,27 @@ def sessions(
             fleet.show_sessions(console(), page, partial(gateway.call, "GET", "/v1/fleet"), last=everything)
 
 
-def explain(session_id: _Session, url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> None:
-    """Explain where a session's last turns and hints were placed, and why."""
+def explain(
+    session_id: _SessionOrNone = "",
+    model: Annotated[
+        str, typer.Option(help="Explain a model: when its weights came and left.", show_default=False)
+    ] = "",
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+    as_json: Json = False,
+) -> None:
+    """Explain where a session's last turns and hints were placed, or when a model's weights came and left; and why."""
     from cli.explain import lines
+    from cli.explain_model import lines as lines_of_model
 
-    data = Gateway(url, key or None).call("GET", f"{session_path(session_id)}/placement")
+    if bool(session_id) == bool(model):
+        raise ConfigError("name one thing to explain: `upbeat explain SESSION`, or `upbeat explain --model NAME`")
+    path = f"{session_path(session_id)}/placement" if session_id else model_path(model)
+    data = Gateway(url, key or None).call("GET", path)
     if as_json:
         print_json(data)
     else:
-        console().print("\n".join(lines(data)))
+        console().print("\n".join(lines(data) if session_id else lines_of_model(data)))
 
 
 def advise(

@@ -249,7 +249,7 @@ def _with_model(config: Config, flags: Flags) -> Config:
         over["model"] = found[config.served_model]
         if asked is not None and not config.model_name:
             over["model_name"] = asked.repo
-    needs = {name: _weights_gib(config, name, directory) for name, directory in found.items()}
+    needs = {name: weights_gib(config, name, directory) for name, directory in found.items()}
     fullest = max(
         (models_of(config, number) for number in range(config.nodes.count)),
         key=lambda names: sum(needs[n] for n in names),
@@ -282,7 +282,7 @@ def _place_of(name: str, model: RegisteredModel, flags: Flags) -> Path:
     return model.path
 
 
-def _weights_gib(config: Config, name: str, directory: Path) -> float:
+def weights_gib(config: Config, name: str, directory: Path) -> float:
     """GiB of `kv.hbm_gib` that the weights take, as far as they are here. vLLM measures a GPU's memory itself."""
     if registered(config)[name].engine == "vllm":
         return weight_bytes(directory) / GIB if directory.is_dir() and on_host(config) else 0.0

@@ -13,6 +13,7 @@ from rich.text import Text
 from cli.client import Gateway
 from cli.core.traffic import Look, sample
 from cli.fleet import GIB, MIB, counted, hbm_shares, no_sessions, session_table, size, table
+from cli.models import memory_of, shared_devices
 
 _SOURCES = ("ssd", "peer", "blob")
 _FOUND = ("hbm", "dram", *_SOURCES)
@@ -77,6 +78,7 @@ def _screen(record: dict[str, Any], looks: dict[str, Look], width: int, *, since
         Text(),
         *_blocks(nodes, width),
         Text(),
+        *((models, Text()) if (models := shared_devices(fleet["nodes"])) is not None else ()),
         session_table(sessions, width) if sessions else Text(no_sessions(fleet)),
     )
 
@@ -116,6 +118,8 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
         "requests running, waiting": f"{node.get('running', 0)}, {node.get('waiting', 0)}",
         "hints in flight": str(node.get("advised", 0)),
         "HBM in use by requests, cached": ", ".join(hbm_shares(node)),
+        "device memory: weights, KV": memory_of(node, "weights", "kv"),
+        "device memory: warm, free": memory_of(node, "warm", "free"),
         "DRAM used": f"{_gib(node, 'dram_bytes_used')} of {_gib(node, 'dram_bytes_total')} GiB",
         "SSD used": _used(look, "ssd") or size(int(node.get("ssd_bytes_used") or 0)),
         "blob used, by all nodes": _used(look, "blob") or "-",

@@ -73,6 +73,7 @@ def up(
     from cli.addresses import base_url
     from cli.demo_memory import SMALL, with_demo_memory
     from cli.display import Display
+    from cli.images import images_bytes, left_bytes
     from cli.own_key import own_key_of
     from cli.supervisor import Run, Supervisor, ask_ready
 
@@ -107,7 +108,7 @@ def up(
         machine.take_lock(resolved.run_dir / "lock", "--run-dir", base_url(resolved), display.line),
     ]
     machine.remove_shared_memory(resolved)
-    machine.check_memory(resolved)
+    machine.check_memory(resolved, images_bytes(resolved), left_bytes(resolved))
     machine.check_ports(resolved)
     machine.warn_of_disk(resolved, display.line)
     if resolved is not asked:

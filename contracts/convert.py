@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from contracts.advisory import Advisory
 from contracts.ids import SessionKey
 from contracts.kv import DTYPE_BYTES, MAX_NOTE_BYTES, KvShape, Manifest, check_shape
+from contracts.residency import WeightsMove
 from contracts.v1 import common_pb2 as pb
+from contracts.v1 import scheduler_pb2
 
 
 def session_to_wire(session: SessionKey) -> pb.Session:
@@ -94,3 +96,15 @@ def layers_from_bitmap(bitmap: bytes, count: int) -> list[int]:
         return list(range(count))
     bits = int.from_bytes(bitmap, "little")
     return [layer for layer in range(count) if bits >> layer & 1]
+
+
+def move_to_wire(model: str, move: WeightsMove, now: float) -> scheduler_pb2.WeightsMove:
+    """A move of a model's weights, with its age at `now`."""
+    return scheduler_pb2.WeightsMove(
+        model=model,
+        ago_s=max(now - move.at_s, 0.0),
+        state=move.state.value,  # type: ignore[arg-type]
+        why=move.why,
+        other=move.other,
+        seconds=move.seconds,
+    )

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """An engine's load now. outstanding_s: seconds of work by priority. pages_free: pages no sequence uses;
-    pages_cached: those of them that hold cached KV. in_flight: request ids. request_s, prefill_token_s: 0: not known.
-    token_rate: admitted prompt tokens and decoded tokens a second.
-    """
+    """An engine's load now. outstanding_s: seconds of work by priority. pages_total: pages it has or could have now;
+    pages_free: those that no sequence uses; pages_cached: those of them that hold cached KV here. in_flight: request
+    ids. request_s, prefill_token_s: 0: not known. token_rate: admitted prompt tokens and decoded tokens a second."""
 
     running: int
     waiting: int

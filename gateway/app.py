@@ -91,6 +91,7 @@ def build(parts: Parts) -> web.Application:
     add("PUT", "/v1/workflows/{name:.+}", workflows.declare, expect_handler=expect_continue)
     add("DELETE", "/v1/workflows/{name:.+}", workflows.delete)
     get("/v1/models", models.index)
+    get("/v1/models/{model:.+}/placement", models.placement)
     get("/v1/models/{model:.+}", models.show)
     relayed: tuple[tuple[str, Handler], ...] = (
         ("/v1/responses", engine_routes.responses),

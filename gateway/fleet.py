@@ -51,7 +51,8 @@ class Fleet:
         self.live = False
         #: Models in the configuration, by name.
         self.registered = {
-            name: registry.Registered(m.ttft_s, m.tpot_s, m.engine) for name, m in registered(config).items()
+            name: registry.Registered(m.ttft_s, m.tpot_s, m.engine, m.priority, m.pinned)
+            for name, m in registered(config).items()
         }
         #: Every model seen; a model whose nodes are restarting is still known.
         self.models: dict[str, Model] = {}
@@ -304,7 +305,7 @@ def _node(n: Any) -> NodeView:
             name: getattr(n, name)
             for name in (*counters, "ssd_bytes_used", "sessions", "device_bytes", "device_bytes_free")
         }
-        | {"models": [_model(m) for m in n.models]},
+        | {"models": [_model(m) | _now(there[i]) for i, m in enumerate(n.models)], "memory": _memory(n.memory)},
     )
 
 
@@ -312,8 +313,22 @@ def _there(m: Any, loads: Iterable[Any]) -> ModelThere:
     load = next((load for load in loads if load.model == m.name), None)
     if load is None:
         return ModelThere(m.name, state_of(m.state))
-    kv_bytes = {name: getattr(load, name) for name in ("kv_bytes_used", "kv_bytes_cached", "kv_bytes_limit")}
-    return ModelThere(m.name, state_of(load.state), load.running, load.waiting, **kv_bytes)
+    same = ("kv_bytes_used", "kv_bytes_cached", "kv_bytes_limit", "idle_s", "activation_s")
+    return ModelThere(
+        m.name, state_of(load.state), load.running, load.waiting, **{name: getattr(load, name) for name in same}
+    )
+
+
+def _now(there: ModelThere) -> dict[str, Any]:
+    same = ("running", "waiting", "kv_bytes_used", "kv_bytes_cached", "idle_s", "activation_s")
+    return {"state": there.state.word} | {name: getattr(there, name) for name in same}
+
+
+def _memory(shares: Iterable[Any]) -> list[dict[str, Any]]:
+    """Who holds a device's memory, the largest first within a use; what is nobody's last."""
+    order = ("weights", "kv", "trainer", "engine", "warm", "free")
+    by_use = sorted(shares, key=lambda m: (order.index(m.use) if m.use in order else len(order), -m.bytes, m.name))
+    return [{"use": m.use, "name": m.name, "bytes": m.bytes} for m in by_use]
 
 
 def _model(m: Any) -> dict[str, Any]:
@@ -328,6 +343,5 @@ def _model(m: Any) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "chunk_tokens": shape.chunk_tokens,
         "dtype": shape.dtype,
-        "state": state_of(m.state).word,
         "weight_bytes": m.weight_bytes,
     }

@@ -110,6 +110,13 @@ def _check_models(config: Config) -> None:
                 f"lower it, extend {key} or raise nodes.count"
             )
     _check_both_ways(config)
+    for number in range(count if config.sharing == "swap" else 0):
+        here = models_of(config, number)
+        if stays := [name for name in here if registered(config)[name].pinned and len(here) > 1]:
+            raise ConfigError(
+                f"models.{stays[0]}.pinned: with sharing: swap the other models of node {number} would never run; "
+                "remove it, or set sharing: prism"
+            )
     for number in range(count):
         if not models_of(config, number):
             first = next(iter(registered(config)))

@@ -18,12 +18,14 @@ from typing import Any, Protocol
 import grpc
 
 from contracts.context import ContextBound
-from contracts.convert import shape_to_wire
+from contracts.convert import move_to_wire, shape_to_wire
 from contracts.counts import Counts
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire
+from contracts.residency import MemoryShare, WeightsMove
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
+from runtime.clock import RealClock
 
 log = telemetry.logger("runtime.reporter")
 #: Seconds between reports: minimum, until the scheduler sets another; maximum while requests run; maximum when idle.
@@ -61,11 +63,12 @@ class ReportedEngine(Protocol):
 @dataclass(frozen=True, slots=True)
 class PlacedWeights:
     """Whether a model's weights are on the device. activation_s: expected time until they are. idle_s: since its last
-    request."""
+    request. moves: when they came and went, by `RealClock`; empty: they stay."""
 
     state: ModelState = ModelState.ACTIVE
     activation_s: float = 0.0
     idle_s: float = 0.0
+    moves: tuple[WeightsMove, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +102,21 @@ class Reporter:
         draining: Callable[[], bool],
         device_bytes: int = 0,
         free_bytes: Callable[[], int] = lambda: 0,
+        memory: Callable[[], Sequence[MemoryShare]] = tuple,
         device: int = 0,
         devices: int = 1,
         expect: Callable[[str, float, float], object] = lambda model, arrival_s, expires_s: None,
     ) -> None:
         """rates: bytes per second from `peer`, `ssd` and `blob`, where measured. device_bytes: the device's memory for
-        weights and KV; free_bytes: its unused part. device: number on the node, of `devices`. expect: called when a
-        request for a cold model is expected, with its name, and when it comes and is given up, from now."""
+        weights and KV; free_bytes: its unused part; memory: who holds it. device: number on the node, of `devices`.
+        expect: called when a request for a cold model is expected, with its name and, from now, when it comes and when
+        it is given up."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
         self._device, self._devices = device, devices
         self._rates, self._device_bytes, self._free_bytes = rates, device_bytes, free_bytes
         self.expect = expect
+        self._memory = memory
         self._instance = uuid.uuid4().hex
         self.links = [Link(self, scheduler) for scheduler in schedulers]
 
@@ -216,7 +222,15 @@ class Reporter:
             stalled_s=max(engine.stalled_s for engine in engines),
             models=[self._model_load(model, counts) for model, counts in zip(self._models, each_counts, strict=True)],
             device_bytes_free=self._free_bytes(),
+            memory=[
+                scheduler_pb2.MemoryShare(use=share.use, name=share.name, bytes=share.bytes_)
+                for share in self._memory()
+            ],
         )
+
+    def moves(self) -> list[tuple[str, WeightsMove]]:
+        """When weights came and went lately, with the model's name."""
+        return [(model.engine.model_name, move) for model in self._models for move in model.placed().moves]
 
 
 class Link:
@@ -253,12 +267,17 @@ class Link:
     async def _reports(self) -> AsyncIterator[scheduler_pb2.WorkerReport]:
         self._connections += 1
         yield scheduler_pb2.WorkerReport(hello=self._reporter.hello(self._connections))
-        number, metrics_s, now = 0, float("-inf"), asyncio.get_running_loop().time
+        number, metrics_s, now = 0, float("-inf"), RealClock().now
+        told: list[tuple[str, WeightsMove]] = []
         while True:
             self.changed.clear()
             number += 1
             load = self._reporter.load(number, self)
             yield scheduler_pb2.WorkerReport(load=load)
+            if (moves := self._reporter.moves()) != told:
+                told, at_s = moves, now()
+                sent = scheduler_pb2.WeightsMoves(moves=[move_to_wire(model, move, at_s) for model, move in moves])
+                yield scheduler_pb2.WorkerReport(moves=sent)
             if now() - metrics_s >= METRICS_EVERY_S:
                 metrics_s = now()
                 yield scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples=telemetry.samples()))

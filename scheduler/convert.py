@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
-from contracts.convert import session_from_wire, session_to_wire, shape_from_wire, shape_to_wire
+from contracts.convert import move_to_wire, session_from_wire, session_to_wire, shape_from_wire, shape_to_wire
 from contracts.errors import InvalidRequest
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire, state_of
+from contracts.residency import MOST_MOVES, MOST_SHARES, MemoryShare, WeightsMove, Why
 from contracts.v1 import common_pb2, scheduler_pb2
 from contracts.workflow import Hop
 from scheduler.core.advisories import Hint
@@ -73,7 +75,40 @@ def load_from_wire(r: scheduler_pb2.WorkerLoad) -> LoadReport:
         stalled_s=r.stalled_s,
         models={m.model: _model_load(m) for m in r.models},
         device_bytes_free=r.device_bytes_free,
+        memory=tuple(MemoryShare(m.use, m.name, m.bytes) for m in r.memory[:MOST_SHARES]),
     )
+
+
+def moves_from_wire(sent: scheduler_pb2.WeightsMoves, now: float) -> dict[str, tuple[WeightsMove, ...]]:
+    """By model: when its weights came and went, as told at `now`; the latest `MOST_MOVES`. Moves without a reason that
+    this version knows, and those whose times are no numbers, are left out."""
+    found: dict[str, tuple[WeightsMove, ...]] = {}
+    for m in sent.moves:
+        if m.why in _WHY and math.isfinite(m.ago_s) and math.isfinite(m.seconds):
+            move = WeightsMove(now - max(m.ago_s, 0.0), state_of(m.state), Why(m.why), m.other, max(m.seconds, 0.0))
+            found[m.model] = (*found.get(m.model, ())[1 - MOST_MOVES :], move)
+    return found
+
+
+_WHY = frozenset(Why)
+
+
+def memory_to_wire(device: Device) -> list[scheduler_pb2.MemoryShare]:
+    """Who holds a device's memory, for gateways."""
+    return [scheduler_pb2.MemoryShare(use=m.use, name=m.name, bytes=m.bytes_) for m in device.load.memory]
+
+
+def model_explanation(name: str, devices: Iterable[Device], now: float) -> scheduler_pb2.ModelExplanation:
+    """When a model's weights came to each of these devices that has it, and left it, and why."""
+    found = scheduler_pb2.ModelExplanation()
+    for device in devices:
+        if (load := device.loads.get(name)) is not None and device.worker_here:
+            found.devices.add(
+                node=device.name,
+                state=load.state.value,
+                moves=[move_to_wire(name, move, now) for move in device.moves.get(name, ())],
+            )
+    return found
 
 
 def _model_load(m: scheduler_pb2.ModelLoad) -> ModelLoad:

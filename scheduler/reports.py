@@ -13,7 +13,7 @@ from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2
 from runtime import telemetry
 from runtime.clock import Clock
-from scheduler.convert import hint_to_wire, load_from_wire, models_from_wire, rates_from_wire
+from scheduler.convert import hint_to_wire, load_from_wire, models_from_wire, moves_from_wire, rates_from_wire
 from scheduler.core.attached import Attached, Stream
 from scheduler.core.commands import Command, Prefetch, Wake
 from scheduler.core.control import Control
@@ -122,6 +122,8 @@ class Reports:
                     continue
                 elif kind == "metrics":
                     fleet.device(stream.name).worker_metrics = dict(report.metrics.samples)
+                elif kind == "moves":
+                    fleet.device(stream.name).moves = moves_from_wire(report.moves, now)
                 elif kind == "load":
                     r = report.load
                     fleet.loaded(stream.name, load_from_wire(r), r.in_flight, r.finished, now, r.number)

@@ -221,6 +221,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         decided, now = self.control.explained.of(session_from_wire(request.session)), self.clock.now()
         return scheduler_pb2.Explanation(decisions=[decision_to_wire(d, now) for d in decided])
 
+    async def ExplainModel(
+        self, request: scheduler_pb2.ExplainModelRequest, context: Any
+    ) -> scheduler_pb2.ModelExplanation:
+        """See the proto."""
+        return self.views.explain_model(request.model)
+
     async def TurnsTimed(self, request: scheduler_pb2.TurnsTimedRequest, context: Any) -> scheduler_pb2.TurnsTimedReply:
         """See the proto. Takes at most MOST_TOGETHER turns of a message, and only valid seconds of known phases."""
         timed = self.control.explained.timed

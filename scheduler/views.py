@@ -16,7 +16,7 @@ from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2
 from runtime import rpc, telemetry
 from runtime.clock import Clock
 from runtime.config import Config
-from scheduler.convert import loads_to_wire, model_to_wire
+from scheduler.convert import loads_to_wire, memory_to_wire, model_explanation, model_to_wire
 from scheduler.core.control import Control
 from scheduler.core.device import Device
 from scheduler.core.erasures import Erasure
@@ -104,6 +104,7 @@ class Views:
             loads=loads_to_wire(n),
             device_bytes=n.device_bytes,
             device_bytes_free=n.load.device_bytes_free,
+            memory=memory_to_wire(n),
         )
 
     def metrics(self) -> scheduler_pb2.FleetMetrics:
@@ -114,6 +115,11 @@ class Views:
             if n.worker_here or n.node.store_here
         }
         return scheduler_pb2.FleetMetrics(nodes=nodes)
+
+    def explain_model(self, name: str) -> scheduler_pb2.ModelExplanation:
+        """When the model's weights came to each device and left it lately, and why."""
+        devices = sorted(self._control.fleet.devices.values(), key=_order)
+        return model_explanation(name, devices, self._clock.now())
 
     # ---- sessions ----------------------------------------------------------------------------------------------
     async def sessions(self, request: scheduler_pb2.ListSessionsRequest) -> scheduler_pb2.ListSessionsReply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import sys
 import time
@@ -112,7 +113,10 @@ class WorkerProcess:
             device_bytes=memory.total * granule,
             free_bytes=lambda: memory.free * granule,
             expect=self.served.placing.expect if self.served.placing else lambda model, arrival_s, expires_s: None,
+            memory=memory.shares,
         )
+        if self.served.placing is not None:
+            self.served.placing.on_moves = self._weights_moved
         self.tasks.start(self.reporter.run(), "reporter")
         keep_what_is_here()
         for s in self.servings:
@@ -134,14 +138,20 @@ class WorkerProcess:
             entry.ttft_s,
             entry.tpot_s,
             entry.engine,
-            placed=functools.partial(self._placed, hosted.name),
+            placed=functools.partial(self._placed, serving),
         )
 
-    def _placed(self, model: str) -> PlacedWeights:
+    def _placed(self, serving: Serving) -> PlacedWeights:
+        idle_s, model = serving.engine.idle_s, serving.image.name
         if self.served.placing is None:
-            return PlacedWeights()
+            return PlacedWeights(idle_s=idle_s)
         residency = self.served.placing.residency
-        return PlacedWeights(residency.models[model].state, residency.activation_s(model), residency.idle_s(model))
+        resident = residency.models[model]
+        return PlacedWeights(resident.state, residency.activation_s(model), idle_s, resident.moves)
+
+    def _weights_moved(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
+            self._loop.call_soon_threadsafe(self.reporter.wake)
 
     async def _lock(self) -> None:
         """Lock the device, as two workers of one name would report as one. Raises ConfigError if it is locked."""

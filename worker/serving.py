@@ -168,13 +168,13 @@ def _serve_in_turns(
     salt_of: Callable[[str], bytes],
 ) -> Served:
     """Models whose weights come and go. Each is loaded once, to make its image and perhaps to measure its speed; the
-    last ones stay as far as they fit."""
+    last ones, and pinned ones after all others, stay as far as they fit."""
     memory, config = device.memory, images[0].config
     servings, placed, packed = list[Serving](), dict[str, Placed](), list[HostImage]()
     speeds: list[float] = []
     remove_unused(config.shm_dir)
     room = _image_bytes(config)
-    for image, each in zip(images, ids, strict=True):
+    for image, each in sorted(zip(images, ids, strict=True), key=lambda pair: pair[0].pinned):
         key = image.shape.fingerprint + device.layout.encode()
         host = image_of(config.shm_dir, key, image.model.spans, room, device.lock)
         room -= host.bytes if host else 0
@@ -208,10 +208,12 @@ def _serve_in_turns(
         )
         if residency.one_at_a_time and serving is not servings[-1]:
             model.unload()
-        residency.join(resident, ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD)
+        state = ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD
+        residency.join(resident, state, RealClock().now())
     for resident in residency.models.values():
         _check_reach(resident, residency, config)
     servings = [_bounded(serving) for serving in servings]
+    servings.sort(key=lambda serving: images.index(serving.image))
     return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
 
 

@@ -141,7 +141,7 @@ class Fleet(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., expected_nodes: _Optional[int] = ..., gathering: _Optional[bool] = ...) -> None: ...
 
 class FleetNode(_message.Message):
-    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions", "state", "stalled", "loads", "device_bytes", "device_bytes_free", "hbm_pages_cached")
+    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions", "state", "stalled", "loads", "device_bytes", "device_bytes_free", "hbm_pages_cached", "memory")
     NODE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +163,7 @@ class FleetNode(_message.Message):
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FREE_FIELD_NUMBER: _ClassVar[int]
     HBM_PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     node: str
     worker_address: str
     store_address: str
@@ -184,7 +185,8 @@ class FleetNode(_message.Message):
     device_bytes: int
     device_bytes_free: int
     hbm_pages_cached: int
-    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ..., state: _Optional[str] = ..., stalled: _Optional[str] = ..., loads: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes: _Optional[int] = ..., device_bytes_free: _Optional[int] = ..., hbm_pages_cached: _Optional[int] = ...) -> None: ...
+    memory: _containers.RepeatedCompositeFieldContainer[MemoryShare]
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ..., state: _Optional[str] = ..., stalled: _Optional[str] = ..., loads: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes: _Optional[int] = ..., device_bytes_free: _Optional[int] = ..., hbm_pages_cached: _Optional[int] = ..., memory: _Optional[_Iterable[_Union[MemoryShare, _Mapping]]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "shape", "max_tokens", "created_s", "longest_token_bytes", "message_token_bytes", "state", "weight_bytes", "ttft_slo_s", "tpot_slo_s", "engine", "wire")
@@ -286,14 +288,38 @@ class ProcessMetrics(_message.Message):
     def __init__(self, samples: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("hello", "load", "metrics")
+    __slots__ = ("hello", "load", "metrics", "moves")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     load: WorkerLoad
     metrics: ProcessMetrics
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
+    moves: WeightsMoves
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ..., moves: _Optional[_Union[WeightsMoves, _Mapping]] = ...) -> None: ...
+
+class WeightsMoves(_message.Message):
+    __slots__ = ("moves",)
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[WeightsMove]
+    def __init__(self, moves: _Optional[_Iterable[_Union[WeightsMove, _Mapping]]] = ...) -> None: ...
+
+class WeightsMove(_message.Message):
+    __slots__ = ("model", "ago_s", "state", "why", "other", "seconds")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    ago_s: float
+    state: ModelState
+    why: str
+    other: str
+    seconds: float
+    def __init__(self, model: _Optional[str] = ..., ago_s: _Optional[float] = ..., state: _Optional[_Union[ModelState, str]] = ..., why: _Optional[str] = ..., other: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s", "device_bytes", "device", "devices")
@@ -322,7 +348,7 @@ class WorkerHello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., device: _Optional[int] = ..., devices: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining", "stalled_s", "models", "device_bytes_free", "hbm_pages_cached")
+    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining", "stalled_s", "models", "device_bytes_free", "hbm_pages_cached", "memory")
     class OutstandingByPriorityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +373,7 @@ class WorkerLoad(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FREE_FIELD_NUMBER: _ClassVar[int]
     HBM_PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     outstanding_tokens: float
@@ -364,7 +391,18 @@ class WorkerLoad(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[ModelLoad]
     device_bytes_free: int
     hbm_pages_cached: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ..., stalled_s: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes_free: _Optional[int] = ..., hbm_pages_cached: _Optional[int] = ...) -> None: ...
+    memory: _containers.RepeatedCompositeFieldContainer[MemoryShare]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ..., stalled_s: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes_free: _Optional[int] = ..., hbm_pages_cached: _Optional[int] = ..., memory: _Optional[_Iterable[_Union[MemoryShare, _Mapping]]] = ...) -> None: ...
+
+class MemoryShare(_message.Message):
+    __slots__ = ("use", "name", "bytes")
+    USE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    use: str
+    name: str
+    bytes: int
+    def __init__(self, use: _Optional[str] = ..., name: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
     __slots__ = ("drain", "report_every_s", "wake")
@@ -699,6 +737,28 @@ class NodeScore(_message.Message):
     node: str
     terms: _containers.ScalarMap[str, float]
     def __init__(self, node: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ExplainModelRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ModelExplanation(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[ModelOnDevice]
+    def __init__(self, devices: _Optional[_Iterable[_Union[ModelOnDevice, _Mapping]]] = ...) -> None: ...
+
+class ModelOnDevice(_message.Message):
+    __slots__ = ("node", "state", "moves")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    state: ModelState
+    moves: _containers.RepeatedCompositeFieldContainer[WeightsMove]
+    def __init__(self, node: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., moves: _Optional[_Iterable[_Union[WeightsMove, _Mapping]]] = ...) -> None: ...
 
 class TurnsTimedRequest(_message.Message):
     __slots__ = ("turns",)

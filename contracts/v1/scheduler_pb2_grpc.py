@@ -89,6 +89,11 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Explanation.FromString,
                 _registered_method=True)
+        self.ExplainModel = channel.unary_unary(
+                '/upbeat.v1.Scheduler/ExplainModel',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.ExplainModelRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.ModelExplanation.FromString,
+                _registered_method=True)
         self.TurnsTimed = channel.unary_unary(
                 '/upbeat.v1.Scheduler/TurnsTimed',
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedRequest.SerializeToString,
@@ -191,6 +196,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainModel(self, request, context):
+        """When a model's weights came to each device and left it lately, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TurnsTimed(self, request, context):
         """Where the time of turns that have ended went, for `Explain`. What it remembers no decision of is dropped.
         """
@@ -280,6 +292,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.Explanation.SerializeToString,
+            ),
+            'ExplainModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainModel,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.ExplainModelRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.ModelExplanation.SerializeToString,
             ),
             'TurnsTimed': grpc.unary_unary_rpc_method_handler(
                     servicer.TurnsTimed,
@@ -604,6 +621,33 @@ class Scheduler:
             '/upbeat.v1.Scheduler/Explain',
             contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/ExplainModel',
+            contracts_dot_v1_dot_scheduler__pb2.ExplainModelRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.ModelExplanation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,11 +15,13 @@ _BEST = (ModelState.ACTIVE, ModelState.LOADING, ModelState.DRAINING)
 
 
 class Registered(NamedTuple):
-    """A configured model: its service level objectives in seconds (0: none), and its engine."""
+    """A configured model: its service level objectives in seconds (0: none), its engine, and how it shares a device."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     engine: str = ""
+    priority: int = 0
+    pinned: bool = False
 
 
 def names(registered: Iterable[str], seen: Iterable[str]) -> list[str]:
@@ -56,6 +58,8 @@ def described(
         "ttft_slo_s": said.ttft_s if said is not None else model.ttft_slo_s,
         "tpot_slo_s": said.tpot_s if said is not None else model.tpot_slo_s,
         "engine": said.engine if said is not None else model.engine,
+        "priority": said.priority if said is not None else 0,
+        "pinned": said is not None and said.pinned,
     }
 
 
@@ -68,4 +72,6 @@ def _on(node: NodeView, there: ModelThere) -> dict[str, Any]:
         "kv_bytes_used": there.kv_bytes_used,
         "kv_bytes_cached": there.kv_bytes_cached,
         "kv_bytes_limit": there.kv_bytes_limit,
+        "idle_s": there.idle_s,
+        "activation_s": there.activation_s,
     }

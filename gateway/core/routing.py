@@ -44,6 +44,9 @@ class ModelThere:
     kv_bytes_used: int = 0
     kv_bytes_cached: int = 0
     kv_bytes_limit: int = 0
+    #: Since its last request; and until its weights are there.
+    idle_s: float = 0.0
+    activation_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,10 @@ _COMPLETION = _object(
     usage=_USAGE,
 )
 _MODEL = _object(id=_TEXT, object=_one("model"), created=_COUNT, owned_by=_TEXT)
+_MOVE = _object(ago_s=_NUMBER, state=_TEXT, why=_TEXT, other=_OPTIONAL_TEXT, seconds=_NUMBER)
+_MODEL_PLACEMENT = _object(
+    id=_TEXT, object=_one("model.placement"), nodes=_list(_object(node=_TEXT, state=_TEXT, moves=_list(_MOVE)))
+)
 _TOKENS = _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT))
 _TOKENS["properties"]["token_strs"] = {"type": ["array", "null"], "items": _TEXT}
 _ACCEPTED = _object(advisory_id=_TEXT, session_id=_TEXT, status=_one("accepted"))
@@ -111,7 +115,16 @@ _FLEET = _object(
     expected_nodes=_COUNT,
     active_requests=_COUNT,
     nodes=_list(
-        _object(node=_TEXT, on_node=_TEXT, device=_COUNT, serving=_TRUTH, state=_TEXT, running=_COUNT, waiting=_COUNT)
+        _object(
+            node=_TEXT,
+            on_node=_TEXT,
+            device=_COUNT,
+            serving=_TRUTH,
+            state=_TEXT,
+            running=_COUNT,
+            waiting=_COUNT,
+            memory=_list(_object(use=_TEXT, name=_TEXT, bytes=_COUNT)),
+        )
     ),
 )
 _READY = _object(
@@ -130,6 +143,7 @@ ANSWERS: dict[tuple[str, str], Schema] = {
     ("post", "/detokenize"): _object(prompt=_TEXT),
     ("get", "/v1/models"): _listing(_MODEL),
     ("get", "/v1/models/{model}"): _MODEL,
+    ("get", "/v1/models/{model}/placement"): _MODEL_PLACEMENT,
     ("post", "/v1/advisory"): {"oneOf": [_ACCEPTED, _object(advisories=_list(_ACCEPTED))]},
     ("post", "/v1/invalidate"): _object(status=_one("accepted")),
     ("post", "/v1/client_secrets"): _SECRET,

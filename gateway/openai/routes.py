@@ -115,6 +115,10 @@ def routes(model: str) -> list[Route]:
         Route("get", "/v1/models", GENERATE, "List the registered models."),
         Route("get", "/v1/models/{model}", GENERATE, "One model.", errors=(404,)),
         Route(
+            "get", "/v1/models/{model}/placement", SERVER,
+            "When a model's weights came to each device and left it lately, and why.", errors=(403, 404, 503),
+        ),
+        Route(
             "post", "/v1/responses", GENERATE, "Answer a turn, streamed or not. The format of OpenAI's Responses API.",
             _open("input"),
             (("A turn", named | {"input": "What is my cat called?", "instructions": "Be brief."}),), _TEXT_ERRORS,

@@ -1,7 +1,8 @@
-// The operator's view: nodes, tiers, load, hints in flight, and the latest sessions.
+// The operator's view: nodes, tiers, load, hints in flight, device memory, and the latest sessions.
+
+import { drawMemory, size } from "./memory.js";
 
 const EVERY_MS = 2000;
-const GIB = 2 ** 30;
 
 const text = (value, className) => {
   const cell = document.createElement("td");
@@ -9,8 +10,6 @@ const text = (value, className) => {
   if (className) cell.className = className;
   return cell;
 };
-
-const size = (bytes) => (bytes >= GIB ? `${(bytes / GIB).toFixed(2)} GiB` : `${(bytes / 2 ** 20).toFixed(0)} MiB`);
 
 function meter(className, used, total, said) {
   const cell = text(said, className);
@@ -36,19 +35,27 @@ function labelled(row, table) {
   return row;
 }
 
+/** What of HBM beside weights is in use and cached, and all of it: in bytes, or in pages where its worker tells no owners. */
+function hbm(node) {
+  if (!node.memory?.length) return [node.hbm_pages_total - node.hbm_pages_free, node.hbm_pages_cached, node.hbm_pages_total];
+  const sum = (list, key) => list.reduce((total, one) => total + one[key], 0);
+  const beside = node.memory.filter((share) => ["kv", "warm", "free"].includes(share.use));
+  return [sum(node.models, "kv_bytes_used"), sum(node.models, "kv_bytes_cached"), sum(beside, "bytes")];
+}
+
 function nodeRow(node) {
   const row = document.createElement("tr");
-  const used = node.hbm_pages_total - node.hbm_pages_free;
+  const [used, cached, total] = hbm(node);
   const state = node.state || (node.serving ? "serving" : "not serving");
-  const percent = (pages) => `${node.hbm_pages_total ? Math.round((100 * pages) / node.hbm_pages_total) : 0} %`;
+  const percent = (part) => `${total ? Math.round((100 * part) / total) : 0} %`;
   row.append(
     text(node.node),
     text(state, node.serving ? "" : "away"),
     text(node.running),
     text(node.waiting),
     text(node.advised),
-    meter("hbm", used, node.hbm_pages_total, percent(used)),
-    meter("hbm", node.hbm_pages_cached, node.hbm_pages_total, percent(node.hbm_pages_cached)),
+    meter("hbm", used, total, percent(used)),
+    meter("hbm", cached, total, percent(cached)),
     meter("dram", node.dram_bytes_used, node.dram_bytes_total, `${size(node.dram_bytes_used)} of ${size(node.dram_bytes_total)}`),
     text(size(node.ssd_bytes_used)),
     text(node.sessions),
@@ -85,6 +92,7 @@ export class FleetView {
       const said = `${serving} of ${fleet.expected_nodes} ${fleet.nodes.some((n) => n.node !== n.on_node) ? "devices" : "nodes"} serve; ${fleet.active_requests} requests run, ${hints} hints wait for theirs` + (fleet.missing.length ? `; ${fleet.missing.join("; ")}` : "");
       if (state.textContent !== said) state.textContent = said;
       this.#fill("#nodes", fleet.nodes.map(nodeRow));
+      drawMemory(this.#place.querySelector("#devices"), fleet.nodes);
       this.#fill("#sessions", sessions.data.map(sessionRow));
     } catch (error) {
       state.textContent = `The fleet cannot be read: ${error.message}`;

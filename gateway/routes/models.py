@@ -1,11 +1,15 @@
-"""`GET /v1/models`, `GET /v1/models/{model}`."""
+"""`GET /v1/models`, `GET /v1/models/{model}`, `GET /v1/models/{model}/placement`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
+from contracts.models import state_of
+from contracts.v1 import scheduler_pb2 as pb
 from gateway.generate import unknown_model
-from gateway.intake import caller_of
+from gateway.intake import caller_of, server_caller_of
 from gateway.parts import PARTS
 
 
@@ -18,8 +22,38 @@ async def index(request: web.Request) -> web.Response:
 async def show(request: web.Request) -> web.Response:
     """One model."""
     caller_of(request)
-    name = request.match_info["model"]
+    return _shown(request, request.match_info["model"])
+
+
+def _shown(request: web.Request, name: str) -> web.Response:
     known = {model["id"]: model for model in request.app[PARTS].fleet.described()}
     if name not in known:
         raise unknown_model(name)
     return web.json_response(known[name])
+
+
+async def placement(request: web.Request) -> web.Response:
+    """When the model's weights came to each device and left it lately, latest first, and why."""
+    name, fleet = request.match_info["model"], request.app[PARTS].fleet
+    if fleet.knows_model(f"{name}/placement"):  # a model of that name
+        caller_of(request)
+        return _shown(request, f"{name}/placement")
+    server_caller_of(request)
+    if not fleet.knows_model(name):
+        raise unknown_model(name)
+    reply = await fleet.call("ExplainModel", pb.ExplainModelRequest(model=name))
+    return web.json_response({"id": name, "object": "model.placement", "nodes": [_on(one) for one in reply.devices]})
+
+
+def _on(device: Any) -> dict[str, Any]:
+    moves = [
+        {
+            "ago_s": move.ago_s,
+            "state": state_of(move.state).word,
+            "why": move.why,
+            "other": move.other or None,
+            "seconds": move.seconds,
+        }
+        for move in sorted(device.moves, key=lambda move: move.ago_s)
+    ]
+    return {"node": device.node, "state": state_of(device.state).word, "moves": moves}

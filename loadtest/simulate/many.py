@@ -198,7 +198,6 @@ class _Reporter:
             kv_bytes_cached=counts.pages_cached * page_bytes,
             kv_bytes_limit=counts.pages_total * page_bytes,
             token_rate=counts.token_rate,
-            idle_s=residency.idle_s(name) if residency is not None else 0.0,
             activation_s=residency.activation_s(name) if residency is not None else 0.0,
         )
 

@@ -56,7 +56,7 @@ class Weights:
         for name, filling in list(self._fillings.items()):
             if filling.ready:
                 seconds = self.events.now - filling.began_s
-                self.residency.landed(name, filling.ready, seconds / filling.ready)
+                self.residency.landed(name, filling.ready, seconds / filling.ready, self.events.now)
             if filling.over:
                 del self._fillings[name]
         self.residency.tick(self.events.now)

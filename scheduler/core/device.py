@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire
+from contracts.residency import MemoryShare, WeightsMove
 from scheduler.core.columns import SUSPECT_AFTER_S, urgency_class
 from scheduler.core.models import ModelLoad
 
@@ -67,7 +68,8 @@ class LoadReport:
     worker's measurements. by_priority: the same time by priority; empty: all of priority 0. request_s: work of a
     typical request; prefill_token_s: time per prompt token; each 0 if not yet measured. hbm_pages_cached: those of
     hbm_pages_free that hold cache. stalled_s: how long the engine's step is overdue. models: the same by model; empty:
-    the device's values hold for each of its models. device_bytes_free: unallocated.
+    the device's values hold for each of its models. device_bytes_free: unallocated. memory: who holds the device's
+    memory; for users, not for decisions.
     """
 
     running: int = 0
@@ -83,6 +85,7 @@ class LoadReport:
     stalled_s: float = 0.0
     models: Mapping[str, ModelLoad] = field(default_factory=dict)
     device_bytes_free: int = 0
+    memory: tuple[MemoryShare, ...] = ()
 
     def of(self, model: Model) -> ModelLoad:
         """One model's part."""
@@ -175,6 +178,8 @@ class Device:
     shown: str = ""
     #: Like `Node.store_metrics`.
     worker_metrics: dict[str, float] = field(default_factory=dict)
+    #: By model: when its weights came and went, the oldest first; for users, not for decisions.
+    moves: Mapping[str, tuple[WeightsMove, ...]] = field(default_factory=dict)
 
     @property
     def loads(self) -> dict[str, ModelLoad]:

@@ -89,6 +89,7 @@ class Fleet:
         device = self.device(name)
         device.node.rates, device.device_bytes = rates or Rates(), device_bytes
         device.worker_address, device.models, device.worker_here, device.draining = address, models, True, False
+        device.moves = {}
         device.dead, device.heard_s, device.load, device.reported = False, now, LoadReport(), 0
         if device.leaves > 1 and now - device.left_s < STEADY_S:
             device.trusted_s = now + min(_FIRST_DOUBT_S * 2.0 ** min(device.leaves - 2, 16), STEADY_S)

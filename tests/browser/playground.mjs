@@ -360,6 +360,24 @@ keyed("the views are chosen with the keyboard, and the fleet is shown", async (t
   assert.equal(await page.isVisible("#view-chat"), true);
 });
 
+keyed("a device's memory is one bar by owner, and a model that wakes is seen", async (tab) => {
+  const page = await tab.ready();
+  await page.click("#tab-fleet");
+  await page.waitForSelector("#devices:not([hidden]) .models li");
+  const devices = await page.$$eval("#devices > ul > li", (items) => items.map((item) => item.firstChild.textContent));
+  assert.deepEqual(devices, ["node-0"], "the other's worker does not say");
+  const parts = await page.$$eval(".owners > i", (all) =>
+    all.map((part) => `${part.className} ${part.dataset.colour ?? "nobody"} ${Math.round(part.style.flexGrow / 2 ** 20)}`),
+  );
+  assert.deepEqual(parts, ["weights 0 5", "weights 1 3", "kv 0 2", "warm nobody 1", "free nobody 9"]);
+  const widths = await page.$$eval(".owners > i", (all) => all.map((part) => part.getBoundingClientRect().width));
+  assert.ok(Math.abs(widths[0] / widths[1] - 5 / 3) < 0.1, `${widths}`);
+  const shown = await page.$$eval(".models li", (items) => items.map((item) => item.textContent));
+  assert.deepEqual(shown, ["toy active, 2 running, 0 waiting; weights 5 MiB, KV 2 MiB", "asleep waking, 0.5 s left, 0 running, 1 waiting; weights 3 MiB"]);
+  assert.match(await page.getAttribute(".owners", "aria-label"), /^Memory of node-0: toy weights 5 MiB, .*free 9 MiB$/);
+  assert.equal(await page.textContent("#devices > ul > li > span.quiet"), "warm 1 MiB, free 9 MiB");
+});
+
 keyed("words can be read in the light and in the dark, everything has a name, and nothing overflows a phone", async (tab, browser) => {
   for (const [colorScheme, viewport] of [["light", { width: 1280, height: 800 }], ["dark", { width: 390, height: 844 }]]) {
     const other = await new Tab().open(browser, { colorScheme, viewport, reducedMotion: "reduce" });

@@ -19,6 +19,17 @@ from gateway_fakes import MODEL, Stack, stack
 from contracts.v1 import scheduler_pb2 as pb
 
 KEY = "key-of-the-operator"
+#: Of node-0: a model that is here, and one that wakes.
+MEMORY = [
+    pb.MemoryShare(use=use, name=name, bytes=mib << 20)
+    for use, name, mib in (
+        ("free", "", 9), ("warm", "", 1), ("weights", MODEL, 5), ("weights", "asleep", 3), ("kv", MODEL, 2),
+    )
+]  # fmt: skip
+LOADS = [
+    pb.ModelLoad(model=MODEL, state=pb.MODEL_STATE_ACTIVE, running=2),
+    pb.ModelLoad(model="asleep", state=pb.MODEL_STATE_LOADING, waiting=1, activation_s=0.5),
+]
 
 
 class Brought(dict[str, pb.SessionInfo]):
@@ -51,8 +62,9 @@ class Brought(dict[str, pb.SessionInfo]):
 
 @pytest.fixture(scope="module")
 async def keyed() -> AsyncIterator[dict[str, Any]]:
-    async with stack(api_keys=[{"key": KEY}]) as s:
+    async with stack(api_keys=[{"key": KEY}], asleep={"node-0": ["asleep"]}) as s:
         s.scheduler.residencies = Brought(s)
+        s.scheduler.set_memory("node-0", MEMORY, LOADS)
         for worker in s.workers:
             worker.tokens_at_most = 5
             worker.times, worker.token_s = ({"queue": 0.001, "load-ssd": 0.002}, {}), 0.005

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from cli import settings as cli_settings
 from cli import waterfall
 from cli.explain import WIDTH, lines
+from cli.explain_model import _WHY
+from cli.explain_model import lines as lines_of_model
+from contracts.residency import Why
 from contracts.turn_times import Phase, checked
 from scheduler.core.policies import POLICIES
 
@@ -139,3 +142,41 @@ def test_tables_fit_80_columns_whatever_nodes_and_terms_are_called(
 
 def test_the_command_line_knows_the_schedulers_policies() -> None:
     assert set(POLICIES) == set(cli_settings.POLICIES) and set(POLICIES) <= set(cli_settings.policies())
+
+
+def moved(**more: Any) -> dict[str, Any]:
+    return {"ago_s": 3.0, "state": "cold", "why": "for_kv", "other": "big", "seconds": 0.0} | more
+
+
+def said_of_model(*moves: dict[str, Any]) -> str:
+    nodes = [{"node": "node-0", "state": "cold", "moves": list(moves)}]
+    return " ".join("\n".join(lines_of_model({"id": "small", "nodes": nodes})).split())
+
+
+@pytest.mark.parametrize(
+    ("move", "text"),
+    [
+        (moved(), "cold 3.0 s ago: no request had used it, and big needed memory for KV"),
+        (
+            moved(why="for_weights", seconds=50),
+            "no request had used it for 50.0 s, and big needed memory for its weights",
+        ),
+        (moved(state="loading", why="hint", other=None), "loading 3.0 s ago: a hint said that a request comes"),
+        (moved(state="active", why="loaded", seconds=0.25), "its weights were there after 250 ms"),
+        (moved(why="of a later version", other=None), "cold 3.0 s ago: of a later version"),
+    ],
+)
+def test_why_a_models_weights_moved_is_said_in_words(move: dict[str, Any], text: str) -> None:
+    assert said_of_model(move).endswith(text)
+
+
+def test_every_reason_has_words_and_fits_80_columns() -> None:
+    assert set(_WHY) == set(Why)
+    name = "a-model-whose-name-is-long-" * 3
+    nodes = [{"node": "n", "state": "cold", "moves": [moved(why=why, other=name, seconds=99.0) for why in Why]}]
+    assert all(len(line) <= WIDTH for line in lines_of_model({"id": name, "nodes": nodes}))
+
+
+def test_weights_that_never_moved_and_models_that_no_worker_has() -> None:
+    assert "its weights stay there" in said_of_model()
+    assert list(lines_of_model({"id": "small", "nodes": []})) == ["small: no worker that is here has it"]

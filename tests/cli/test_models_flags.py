@@ -12,7 +12,7 @@ from rich.console import Console
 from stand_in_stack import UpbeatUp
 
 from cli.doctor import examine
-from cli.models import asked_models, show_models
+from cli.models import asked_models, idle, memory_of, shared_devices, show_models
 from cli.settings import BUNDLED_MODEL, Flags, layout, resolve
 from contracts.errors import ConfigError
 from runtime.config_file import load_config
@@ -110,6 +110,7 @@ def test_the_table_has_a_line_a_model(capsys: pytest.CaptureFixture[str]) -> Non
             "kv_bytes_used": 1 << 20,
             "kv_bytes_cached": 2 << 20,
             "kv_bytes_limit": 3 << 20,
+            "idle_s": 7.2,
         }
     ]
     small = {
@@ -119,10 +120,40 @@ def test_the_table_has_a_line_a_model(capsys: pytest.CaptureFixture[str]) -> Non
         "weight_bytes": 5 << 20,
         "ttft_slo_s": 0.5,
         "tpot_slo_s": 0,
+        "priority": 2,
+        "pinned": True,
     }
     large = {"id": "large", "state": "cold", "nodes": [], "weight_bytes": 0}
     show_models(Console(width=200), json.loads(json.dumps([small, large])))
     lines = capsys.readouterr().out.splitlines()
-    assert "weights, of the device" in lines[0] and "KV in use" in lines[0] and "KV cached" in lines[0]
-    assert lines[1].split() == "small active node-0 (active) 5.0 MiB 1.0 MiB of 3.0 MiB 2.0 MiB 0.5 s -".split()
-    assert lines[2].split() == "large cold - - - - - -".split()
+    assert lines[0].split() == "model state nodes weights KV in use KV cached idle priority TTFT, TPOT".split()
+    told = "small active node-0 (active) 5.0 MiB 1.0 MiB of 3.0 MiB 2.0 MiB 7 s 2, pinned 0.5 s, -"
+    assert lines[1].split() == told.split()
+    assert lines[2].split() == "large cold - - - - - 0 -".split()
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(None, "-"), (0.0, "busy"), (3.4, "3 s"), (600.0, "10 min")])
+def test_how_long_a_model_has_had_no_request(seconds: float | None, words: str) -> None:
+    assert idle(seconds) == words
+
+
+def test_models_that_share_a_device_have_a_line_each_with_what_they_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    memory = [
+        {"use": "weights", "name": "small", "bytes": 5 << 20},
+        {"use": "kv", "name": "small", "bytes": 3 << 20},
+        {"use": "free", "name": "", "bytes": 9 << 20},
+    ]
+    models = [
+        {"name": "small", "state": "active", "running": 2, "waiting": 0, "idle_s": 0.0},
+        {"name": "large", "state": "loading", "running": 0, "waiting": 1, "idle_s": 30.0, "activation_s": 0.25},
+    ]
+    device = {"node": "node-0", "memory": memory, "models": models}
+    assert memory_of(device, "weights", "kv") == "5.0 MiB, 3.0 MiB" and memory_of({}, "free") == "-"
+    alone = {"node": "node-1", "models": models[:1]}
+    assert shared_devices([alone]) is None
+    shown = shared_devices([alone, device])
+    assert shown is not None
+    Console(width=200).print(shown)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == "node-0 small active 2, 0 5.0 MiB 3.0 MiB busy".split()
+    assert lines[2].split() == "large loading, 0.2 s left 0, 1 - - 30 s".split()

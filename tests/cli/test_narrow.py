@@ -34,7 +34,14 @@ def node(number: int) -> dict[str, Any]:
         "node": f"node-{number}",
         "serving": number < 3,
         "state": "serving" if number < 3 else "draining",
-        "models": [{"name": "upbeat-demo"}],
+        "models": [
+            {"name": "upbeat-demo", "state": "loading", "activation_s": 1.5},
+            {"name": "upbeat-demo-the-other", "kv_bytes_used": 93 * GIB // 2, "kv_bytes_cached": 93 * GIB // 2},
+        ],
+        "memory": [
+            {"use": use, "name": "upbeat-demo" if use in ("weights", "kv") else "", "bytes": 31 * GIB}
+            for use in ("weights", "kv", "warm", "free")
+        ],
         "running": 12,
         "waiting": 345,
         "outstanding_tokens": 123456.0,
@@ -101,6 +108,7 @@ WORKFLOW = {
     "learned": {"agents": [{"name": "a", "requests": 7}], "edges": []},
     "edges": [EDGE],
 }
+MOVE = {"ago_s": 2.0, "state": "cold", "why": "for_weights", "other": "upbeat-demo-the-other", "seconds": 50.0}
 DECISION = {
     "what": "turn",
     "ago_s": 2.0,
@@ -120,6 +128,10 @@ ROUTES: dict[str, tuple[int, Any]] = {
     "/v1/sessions": (200, {"data": SESSIONS}),
     "/v1/sessions/chat-1": (200, SESSIONS[0] | {"nodes": [{"node": f"node-{i}", "tiers": TIERS} for i in range(2)]}),
     "/v1/sessions/chat-1/placement": (200, {"id": "chat-1", "decisions": [DECISION]}),
+    "/v1/models/upbeat-demo/placement": (
+        200,
+        {"id": "upbeat-demo", "nodes": [{"node": "node-0", "state": "cold", "moves": [MOVE]}]},
+    ),
     "/v1/workflows": (200, {"data": [WORKFLOW]}),
     "/v1/workflows/research": (200, WORKFLOW),
     "/v1/advisory": (202, {"session_id": "chat-1", "status": "accepted"}),
@@ -188,6 +200,7 @@ PRINTING = [
     ["sessions"],
     ["sessions", "chat-1"],
     ["explain", "chat-1"],
+    ["explain", "--model", "upbeat-demo"],
     ["advise", "chat-1"],
     ["invalidate", "chat-1"],
     ["workflows", "list"],
@@ -267,6 +280,8 @@ def test_the_launcher_says_what_happens_as_json(capsys: pytest.CaptureFixture[st
     ("words", "environment", "status", "told"),
     [
         (["sessions", "nobody"], {}, 5, "`upbeat sessions` lists those that are known"),
+        (["explain"], {}, 2, "`upbeat explain --model NAME`"),
+        (["explain", "chat-1", "--model", "m"], {}, 2, "name one thing to explain"),
         (["explain", "nobody"], {}, 5, "`upbeat sessions` lists"),
         (["workflows", "show", "nothing"], {}, 5, "`upbeat workflows list` lists"),
         (["sessions"], {"UPBEAT_API_KEY": "wrong"}, 4, "not known there; give another with --key"),

@@ -246,6 +246,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.model = pb.ModelInfo(name=MODEL, max_tokens=MAX_PROMPT_CHARS, created_s=1_700_000_000)
         #: By node: models that it has besides, off its device.
         self.asleep = asleep or {}
+        #: By node: who holds its device's memory, and the loads of its models.
+        self.memory: dict[str, list[pb.MemoryShare]] = {}
+        self.loads: dict[str, list[pb.ModelLoad]] = {}
         self._changed: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
 
@@ -263,6 +266,12 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def set_absent(self, *nodes: str) -> None:
         """These nodes no longer serve; watchers hear of it."""
         self.absent = set(nodes)
+        for event in self._changed:
+            event.set()
+
+    def set_memory(self, node: str, memory: list[pb.MemoryShare], loads: list[pb.ModelLoad]) -> None:
+        """The node's device is held like this, and its models do this; watchers hear of it."""
+        self.memory[node], self.loads[node] = memory, loads
         for event in self._changed:
             event.set()
 
@@ -284,6 +293,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 ],
                 running=self.running,
                 stalled="engine" if w.node in self.stalled else "",
+                memory=self.memory.get(w.node, ()),
+                device_bytes=sum(share.bytes for share in self.memory.get(w.node, ())),
+                loads=self.loads.get(w.node, ()),
             )
             for w in self.workers
         ]
@@ -390,6 +402,16 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return pb.Explanation(
             decisions=[pb.Decision(what="turn", ago_s=1.0, node="node-0", request_id="r1", scores=scores, **told), hint]
         )
+
+    async def ExplainModel(self, request: pb.ExplainModelRequest, context: Any) -> pb.ModelExplanation:
+        moves = [
+            pb.WeightsMove(model=request.model, ago_s=9.0, state=pb.MODEL_STATE_LOADING, why="request"),
+            pb.WeightsMove(model=request.model, ago_s=8.5, state=pb.MODEL_STATE_ACTIVE, why="loaded", seconds=0.5),
+            pb.WeightsMove(
+                model=request.model, ago_s=2.0, state=pb.MODEL_STATE_COLD, why="for_kv", other="big", seconds=5.0
+            ),
+        ]
+        return pb.ModelExplanation(devices=[pb.ModelOnDevice(node="node-0", state=pb.MODEL_STATE_COLD, moves=moves)])
 
     async def TurnsTimed(self, request: pb.TurnsTimedRequest, context: Any) -> pb.TurnsTimedReply:
         self.timed.append(request)

@@ -14,7 +14,7 @@ from gateway.core.registry import Registered, described, names
 from gateway.core.routing import FleetView, Model, ModelThere, NodeView, direct_route
 from gateway.fleet import fleet_from_wire
 
-SMALL = Registered(ttft_s=0.5, engine="native")
+SMALL = Registered(ttft_s=0.5, engine="native", priority=3, pinned=True)
 
 
 def node(number: int, state: ModelState, *, serving: bool = True, **there: Any) -> NodeView:
@@ -47,7 +47,7 @@ def test_a_model_is_in_the_best_state_that_a_serving_node_has_it_in(nodes: tuple
 
 def test_a_model_is_shown_with_its_nodes_its_sizes_and_its_objectives() -> None:
     model = shown(
-        node(0, ModelState.ACTIVE, running=2, kv_bytes_used=3, kv_bytes_cached=1, kv_bytes_limit=4),
+        node(0, ModelState.ACTIVE, running=2, kv_bytes_used=3, kv_bytes_cached=1, kv_bytes_limit=4, idle_s=7.5),
         node(1, ModelState.ACTIVE, serving=False),
     )
     assert (model["max_model_len"], model["created"], model["weight_bytes"], model["engine"]) == (
@@ -59,9 +59,10 @@ def test_a_model_is_shown_with_its_nodes_its_sizes_and_its_objectives() -> None:
     assert (model["ttft_slo_s"], model["tpot_slo_s"]) == (0.5, 0.0), "the configuration's word counts"
     assert model["nodes"][0] == {
         "node": "node-0", "state": "active", "running": 2, "waiting": 0, "kv_bytes_used": 3, "kv_bytes_cached": 1,
-        "kv_bytes_limit": 4,
+        "kv_bytes_limit": 4, "idle_s": 7.5, "activation_s": 0.0,
     }  # fmt: skip
     assert model["nodes"][1]["state"] == "draining"
+    assert (model["priority"], model["pinned"]) == (3, True)
 
 
 def test_one_that_was_never_seen_is_shown_all_the_same() -> None:
@@ -127,3 +128,38 @@ async def test_a_gateway_is_ready_while_each_of_its_models_has_a_node_that_serve
 
 async def lacks(s: Stack, why: str) -> bool:
     return why in await s.missing()
+
+
+async def test_the_fleet_shows_who_holds_each_devices_memory_and_which_models_wake() -> None:
+    async with stack(2, asleep={"node-0": ["asleep"]}) as s:
+        assert (await s.get("/v1/fleet"))[1]["nodes"][0]["memory"] == [], "its worker does not say"
+        told = [("", "free", 5), ("kv", "a", 1), ("weights", "a", 2), ("weights", "b", 3), ("", "warm", 4)]
+        shares = [pb.MemoryShare(use=use or name, name=name if use else "", bytes=n) for use, name, n in told]
+        loads = [pb.ModelLoad(model="asleep", state=pb.MODEL_STATE_LOADING, waiting=1, idle_s=2.0, activation_s=0.5)]
+        s.scheduler.set_memory("node-0", shares, loads)
+        await until(lambda: shows_memory(s))
+        node = (await s.get("/v1/fleet"))[1]["nodes"][0]
+        assert [tuple(share.values()) for share in node["memory"]] == [
+            ("weights", "b", 3), ("weights", "a", 2), ("kv", "a", 1), ("warm", "", 4), ("free", "", 5),
+        ]  # fmt: skip
+        waking = node["models"][1]
+        told = [waking[key] for key in ("name", "state", "waiting", "activation_s")]
+        assert told == ["asleep", "loading", 1, 0.5]
+
+
+async def shows_memory(s: Stack) -> bool:
+    return bool((await s.get("/v1/fleet"))[1]["nodes"][0]["memory"])
+
+
+async def test_why_a_models_weights_came_and_went_is_told_latest_first_and_only_of_known_models() -> None:
+    two = {MODEL: {"path": "/m"}, "x/placement": {"path": "/m"}}
+    async with stack(1, models=two, asleep={"node-0": ["x/placement"]}) as s:
+        status, told = await s.get(f"/v1/models/{MODEL}/placement")
+        assert status == 200 and told["object"] == "model.placement"
+        assert [(m["state"], m["why"], m["other"]) for m in told["nodes"][0]["moves"]] == [
+            ("cold", "for_kv", "big"),
+            ("active", "loaded", None),
+            ("loading", "request", None),
+        ]
+        assert (await s.get("/v1/models/other/placement"))[0] == 404
+        assert (await s.get("/v1/models/x/placement"))[1]["id"] == "x/placement", "a model's own name goes before"

@@ -92,3 +92,11 @@ def test_model_beside_models_must_mean_one_of_them() -> None:
 def test_an_unknown_way_of_sharing_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"sharing = 'fair'.*'prism', 'elastic', 'static' or 'swap'"):
         config_of(TWO, sharing="fair")
+
+
+def test_a_model_that_stays_and_models_that_take_the_whole_device_in_turn_do_not_go_together() -> None:
+    models = {"a": {"path": "/a"}, "b": {"path": "/b", "pinned": True}}
+    with pytest.raises(ConfigError, match=r"models\.b\.pinned: .*set sharing: prism"):
+        load_config(None, {"models": models, "sharing": "swap"})
+    load_config(None, {"models": models})
+    load_config(None, {"models": {"b": models["b"]}, "sharing": "swap"})

@@ -14,11 +14,13 @@ import pytest
 from contracts.context import ContextBound
 from contracts.counts import Counts
 from contracts.kv import KvShape
-from contracts.models import ModelWire
+from contracts.models import ModelState, ModelWire
+from contracts.residency import MemoryShare, WeightsMove, Why
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from runtime import rpc
-from runtime.reporter import Reported, Reporter
+from runtime.clock import RealClock
+from runtime.reporter import PlacedWeights, Reported, Reporter
 
 
 class Listener(SchedulerServicer):
@@ -28,6 +30,7 @@ class Listener(SchedulerServicer):
         self.address = address
         self.hellos: list[pb.WorkerHello] = []
         self.loads: list[pb.WorkerLoad] = []
+        self.moves: list[pb.WeightsMoves] = []
         self.every_s = 0.1
         self.refuse = False
 
@@ -49,6 +52,8 @@ class Listener(SchedulerServicer):
                 yield pb.WorkerCommand(report_every_s=self.every_s)
             elif kind == "load":
                 self.loads.append(report.load)
+            elif kind == "moves":
+                self.moves.append(report.moves)
 
     @property
     def finished(self) -> list[str]:
@@ -60,6 +65,7 @@ class PlayedEngine:
 
     def __init__(self) -> None:
         self.model_name = "m"
+        self.placed = PlacedWeights()
         self.stalled_s = 0.0
         self.shape = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
         self.finished: collections.deque[str] = collections.deque()
@@ -80,7 +86,7 @@ async def world(free_ports: Callable[[int], int]) -> AsyncIterator[tuple[PlayedE
         await listener.start()
     engine = PlayedEngine()
     reporter = Reporter(
-        [Reported(engine, ContextBound(100, 9, 7), 0, 700, 0.5, 0.05)],  # type: ignore[arg-type]
+        [Reported(engine, ContextBound(100, 9, 7), 0, 700, 0.5, 0.05, placed=lambda: engine.placed)],  # type: ignore[arg-type]
         schedulers=[x.address for x in listeners],
         node="node-0",
         address="a:1",
@@ -88,6 +94,7 @@ async def world(free_ports: Callable[[int], int]) -> AsyncIterator[tuple[PlayedE
         draining=lambda: False,
         device_bytes=1000,
         free_bytes=lambda: 44,
+        memory=lambda: [MemoryShare("kv", "m", 956), MemoryShare("free", "", 44)],
     )
     running = asyncio.ensure_future(reporter.run())
     await until(lambda: all(x.loads for x in listeners))
@@ -183,6 +190,7 @@ async def test_a_model_is_reported_by_name_and_in_bytes(world: tuple[PlayedEngin
     )
     load = reporter.load(1, reporter.links[0])
     assert load.device_bytes_free == 44
+    assert [(m.use, m.name, m.bytes) for m in load.memory] == [("kv", "m", 956), ("free", "", 44)]
     (of_model,), page_bytes = load.models, engine.shape.piece_bytes
     assert (of_model.model, of_model.running, of_model.request_s) == ("m", 3, 0.25)
     assert (of_model.kv_bytes_used, of_model.kv_bytes_cached, of_model.kv_bytes_limit) == (
@@ -211,3 +219,22 @@ def test_a_model_with_http_of_its_own_says_so_and_is_loading_while_its_server_is
     assert states() == [pb.MODEL_STATE_ACTIVE] * 2
     draining[0] = True
     assert states() == [pb.MODEL_STATE_DRAINING] * 2
+
+
+async def test_moves_of_weights_are_told_when_there_is_a_new_one_and_to_a_scheduler_that_is_back(world) -> None:
+    engine, reporter, (first, second) = world
+    assert not first.moves, "its weights stay"
+    came = WeightsMove(RealClock().now() - 5.0, ModelState.ACTIVE, Why.LOADED, seconds=0.5)
+    engine.placed = PlacedWeights(moves=(came,))
+    reporter.wake()
+    await until(lambda: bool(first.moves and second.moves))
+    (told,) = first.moves[0].moves
+    assert (told.model, told.state, told.why, told.seconds) == ("m", ModelState.ACTIVE, "loaded", 0.5)
+    assert 5.0 <= told.ago_s < 15.0
+    loads = len(first.loads)
+    await second.stop()
+    reporter.wake()
+    await until(lambda: len(first.loads) > loads + 1)
+    assert len(first.moves) == 1, "nothing new"
+    await second.start()
+    await until(lambda: len(second.moves) == 2)

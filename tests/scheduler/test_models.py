@@ -12,8 +12,17 @@ from contracts.convert import shape_to_wire
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.ids import SessionKey
 from contracts.models import ModelState, ModelWire
+from contracts.residency import MOST_MOVES, MOST_SHARES
 from contracts.v1 import scheduler_pb2 as pb
-from scheduler.convert import load_from_wire, loads_to_wire, model_to_wire, models_from_wire
+from scheduler.convert import (
+    load_from_wire,
+    loads_to_wire,
+    memory_to_wire,
+    model_explanation,
+    model_to_wire,
+    models_from_wire,
+    moves_from_wire,
+)
 from scheduler.core import snapshot, terms
 from scheduler.core.commands import Wake
 from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
@@ -164,6 +173,36 @@ def test_a_report_is_read_and_told_to_gateways_by_model() -> None:
     told = model_to_wire(model, ModelState.LOADING)
     assert (told.weight_bytes, told.ttft_slo_s, told.engine, told.state) == (5, 0.5, "native", pb.MODEL_STATE_LOADING)
     assert model.state is ModelState.ACTIVE, "one that says no state"
+
+
+def test_who_holds_a_devices_memory_is_told_to_gateways_and_no_more_owners_than_can_be() -> None:
+    h = Mixed()
+    shares = [pb.MemoryShare(use="weights", name="a", bytes=5), pb.MemoryShare(use="free", bytes=4)]
+    h.fleet.loaded("node-0", load_from_wire(pb.WorkerLoad(memory=shares)), [], [], 0.0)
+    assert memory_to_wire(h.fleet.devices["node-0"]) == shares
+    assert len(load_from_wire(pb.WorkerLoad(memory=shares * 1000)).memory) == MOST_SHARES
+
+
+def test_why_a_models_weights_moved_is_remembered_of_devices_that_have_it_while_their_worker_is_here() -> None:
+    h = Mixed()
+    device = h.fleet.devices["node-0"]
+    sent = [
+        pb.WeightsMove(model="a", ago_s=3.0, state=pb.MODEL_STATE_COLD, why="for_kv", other="b", seconds=9.0),
+        pb.WeightsMove(model="a", ago_s=2.0, state=pb.MODEL_STATE_LOADING, why="of a later version"),
+        pb.WeightsMove(model="a", ago_s=float("nan"), state=pb.MODEL_STATE_LOADING, why="hint"),
+        pb.WeightsMove(model="a", ago_s=-5.0, state=pb.MODEL_STATE_ACTIVE, why="loaded", seconds=0.5),
+    ]
+    device.moves = moves_from_wire(pb.WeightsMoves(moves=sent), 10.0)
+    told = model_explanation("a", h.fleet.devices.values(), 12.0).devices
+    on = {one.node: [(m.why, m.other, m.ago_s, m.seconds) for m in one.moves] for one in told}
+    assert on["node-0"] == [("for_kv", "b", 5.0, 9.0), ("loaded", "", 2.0, 0.5)]
+    assert all(not moves for node, moves in on.items() if node != "node-0")
+    many = moves_from_wire(pb.WeightsMoves(moves=sent[:1] * 1000), 10.0)
+    assert len(many["a"]) == MOST_MOVES
+    h.fleet.worker_left("node-0", 13.0)
+    assert "node-0" not in [one.node for one in model_explanation("a", h.fleet.devices.values(), 14.0).devices]
+    h.fleet.worker_joined("node-0", "w0", device.models, 15.0)
+    assert not device.moves, "of another life"
 
 
 def test_a_model_whose_pieces_can_have_no_such_size_is_refused_by_name() -> None:

@@ -136,6 +136,8 @@ def test_usage_names_every_byte_and_what_lies_beside_the_granules(pool: DeviceMe
         ("kv", "model", "held"): 2 * G,
         ("kv", "model", "graphs"): 77,
     }
+    shares = {(share.use, share.name): share.bytes_ for share in pool.shares()}
+    assert shares == {("free", ""): 11 * G, ("warm", ""): G, ("weights", "model"): 2 * G, ("kv", "model"): 2 * G}
 
 
 def test_a_granule_that_was_given_back_comes_out_zero_and_its_memory_is_released(pool: DeviceMemory) -> None:

@@ -9,6 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from contracts.models import ModelState
+from contracts.residency import MOST_MOVES, Why
 from tests.worker.virtual_device import VirtualDevice
 from tests.worker.virtual_model import CHUNK, random_prompt
 from worker.core.residency import IDLE_S, SLICE_S, Expected
@@ -26,6 +27,10 @@ def total(device: VirtualDevice, what: str) -> int:
 
 def states(device: VirtualDevice) -> list[ModelState]:
     return [each.state for each in device.residency.models.values()]
+
+
+def moves(device: VirtualDevice, model: str) -> list[tuple[ModelState, Why, str]]:
+    return [(move.state, move.why, move.other) for move in device.residency.models[model].moves]
 
 
 def test_a_request_for_a_cold_model_waits_for_its_weights_and_is_answered() -> None:
@@ -58,6 +63,15 @@ def test_weights_of_an_idle_model_go_for_a_request_of_another() -> None:
     b.submit(prompt(2, 3), 2)
     device.finish()
     assert total(device, "evictions") >= 1 and b.answers["r0"].end == "length"
+    assert moves(device, "m0") == [
+        (ModelState.COLD, Why.START, ""),
+        (ModelState.LOADING, Why.REQUEST, ""),
+        (ModelState.ACTIVE, Why.LOADED, ""),
+        (ModelState.COLD, Why.FOR_WEIGHTS, "m1"),
+    ]
+    came, left = device.residency.models["m0"].moves[2:]
+    assert came.seconds == pytest.approx(came.at_s - device.residency.models["m0"].moves[1].at_s) and came.seconds > 0
+    assert 0 <= left.seconds <= left.at_s - came.at_s
 
 
 def test_models_that_fit_together_stay() -> None:
@@ -69,6 +83,9 @@ def test_models_that_fit_together_stay() -> None:
         device.go()
     assert states(device) == [ModelState.ACTIVE] * 2 and not total(device, "evictions")
     device.finish()
+    for model in (a, b):
+        counts = model.engine.core.counts()
+        assert counts.pages_total == counts.pages_free > 0, "what others hold is not in use here"
 
 
 @pytest.mark.parametrize("idle_s", [IDLE_S - 5, IDLE_S + 5])
@@ -83,6 +100,7 @@ def test_kv_takes_the_weights_of_a_model_that_has_long_been_idle_and_only_then(i
     a.submit(prompt(3, 4), 2, session="other")  # both need 13 slabs, and weights leave 8
     device.go()
     assert (total(device, "evictions") > 0) == (idle_s > IDLE_S)
+    assert ((ModelState.COLD, Why.FOR_KV, "m0") in moves(device, "m1")) == (idle_s > IDLE_S)
     device.finish()
 
 
@@ -94,6 +112,8 @@ def test_busy_models_that_do_not_fit_together_take_turns() -> None:
             model.submit(prompt(n, 3), 2000, session=f"s{n}")
     device.go(until=lambda: all(m.answers["r0"].tokens for m in (a, b)))
     assert device.world.now() < 3 * SLICE_S + 5.0 and not a.answers["r0"].end
+    assert any(m[0] is ModelState.DRAINING and m[2] == "m1" for m in moves(device, "m0"))
+    assert (ModelState.COLD, Why.DRAINED, "") in moves(device, "m0")
     for model in (a, b):
         for n in range(3):
             model.cancel(f"r{n}")
@@ -105,10 +125,10 @@ def test_a_hint_wakes_a_model_in_time_for_its_request() -> None:
     a = device.models[0]
     a.submit(prompt(1, 5), 2)
     device.go()
-    device.residency._unload(device.residency.models["m0"])
+    device.residency._unload(device.residency.models["m0"], Why.FOR_WEIGHTS)
     a.store.hint("s", list(a.store.chunks), arrival_s=2.0, expires_s=10.0)
     device.go(until=lambda: device.world.now() >= a.world.now() and states(device) == [ModelState.ACTIVE], most_s=3.0)
-    assert not a.sequences
+    assert not a.sequences and (ModelState.LOADING, Why.HINT, "") in moves(device, "m0")
     device.finish()
 
 
@@ -147,6 +167,18 @@ def test_weights_that_cannot_be_read_are_tried_again_and_nothing_is_lost() -> No
     a.submit(prompt(1, 5), 2)
     device.finish()
     assert a.answers["r0"].end == "length" and device.residency.models["m0"].evictions > 0
+    assert (ModelState.COLD, Why.FAILED, "") in moves(device, "m0")
+
+
+def test_only_the_latest_moves_are_remembered() -> None:
+    device = VirtualDevice(2, 2 * WEIGHTS, weights=WEIGHTS)
+    for n in range(MOST_MOVES):
+        device.models[n % 2].submit(prompt(n, 1), 1, session=f"s{n}")
+        device.go()
+    remembered = device.residency.models["m0"].moves
+    assert len(remembered) == MOST_MOVES and remembered[-1].why is Why.FOR_WEIGHTS
+    assert [m.at_s for m in remembered] == sorted(m.at_s for m in remembered)
+    device.finish()
 
 
 def test_the_speed_of_copies_is_learned_from_models_that_come_alone() -> None:

@@ -41,9 +41,9 @@ class VirtualPlacing:
             if self._loads[name] != load or name not in self.here:
                 continue
             if self.here[name] < 0:
-                self.residency.failed(name)
+                self.residency.failed(name, self.world.now())
             elif not self.fails or self.here[name] == LAYERS:  # as with an image, or without
-                self.residency.landed(name, self.here[name], self.layer_s)
+                self.residency.landed(name, self.here[name], self.layer_s, self.world.now())
         self.residency.tick(self.world.now())
         self.execute(make_way)
 

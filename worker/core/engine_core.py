@@ -358,7 +358,9 @@ class EngineCore:
     def counts(self) -> Counts:
         """Current load, for the scheduler."""
         sequences, cache = self.live.values(), self.state.cache
-        free = min(cache.available(), cache.pool.total)  # a model that is not here could also have its weights' memory
+        in_use = cache.pool.taken - cache.cached
+        # A model that is not here could also have its weights' memory.
+        total = min(in_use + cache.available(), cache.pool.total)
         running = sum(s.state is State.RUNNING for s in sequences)
         return Counts(
             running=running,
@@ -367,8 +369,8 @@ class EngineCore:
             outstanding_s=self.pace.outstanding_s(sequences, self.state.shape.chunk_tokens),
             request_s=self.pace.request_s,
             prefill_token_s=self.pace.prefill_token_s,
-            pages_total=cache.pool.total,
-            pages_free=free,
+            pages_total=total,
+            pages_free=total - in_use,
             pages_cached=cache.cached,
             in_flight=tuple(self.live),
             token_rate=self.state.token_rate.at(self.state.now),

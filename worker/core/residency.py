@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from contracts.models import ModelState
+from contracts.residency import MOST_MOVES, WeightsMove, Why
 from storelink.core.load_plan import may_start
 from worker.core.balloon import Balloon, Share
 from worker.core.engine_core import EngineCore
@@ -100,6 +101,8 @@ class Resident:
     activations: int = 0
     evictions: int = 0
     loading_s: float = 0.0
+    #: Its last changes of state, the oldest first. Replaced, never changed: read on any thread.
+    moves: tuple[WeightsMove, ...] = ()
 
     @property
     def name(self) -> str:
@@ -137,11 +140,11 @@ class Residency:
     copy_bytes_s: float = _COPY_BYTES_S
     _now: float = 0.0
 
-    def join(self, resident: Resident, state: ModelState) -> None:
+    def join(self, resident: Resident, state: ModelState, now: float = 0.0) -> None:
         """Add a model, COLD or ACTIVE."""
-        self.models[resident.name] = resident
+        self.models[resident.name], self._now = resident, now
         resident.share.weights = 0
-        self._enter(resident, state)
+        self._enter(resident, state, Why.START, since_s=0.0)
         self.balloon.unload_idle = self._unload_idle
         self.balloon.idle_weights = self._idle_weights
         pinned = sum(each.granules for each in self.models.values() if each.pinned)
@@ -163,11 +166,6 @@ class Residency:
         here = resident.ready / resident.share.pool.layers if resident.state is ModelState.LOADING else 0.0
         return (1.0 - here) * resident.bytes_ / self.copy_bytes_s
 
-    def idle_s(self, name: str) -> float:
-        """Time since the model had a request. Any thread."""
-        used_s = self.models[name].used_s
-        return max(self._now - used_s, 0.0) if math.isfinite(used_s) else 0.0
-
     # ---- time --------------------------------------------------------------------------------------------------
     def expect(self, name: str, expected: Expected) -> None:
         """A request for the model is expected."""
@@ -183,11 +181,11 @@ class Residency:
             if resident.state is ModelState.DRAINING and (
                 not resident.core.saving.busy or now - resident.since_s >= DRAIN_S
             ):
-                self._unload(resident)
+                self._unload(resident, Why.DRAINED)
         owed = 0
         for resident in sorted(self._waiting(), key=_urgency):
             if resident.state is ModelState.COLD:
-                self._activate(resident, self._idle(0.0), owed)
+                self._activate(resident, self._idle(0.0), Why.REQUEST, owed)
             if resident.state is not ModelState.LOADING:  # until it computes, later ones take no memory
                 if resident.starved or resident.state is ModelState.COLD:
                     self._make_turn(resident)
@@ -195,7 +193,7 @@ class Residency:
             owed += resident.least
         for resident in self.models.values():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
-                self._activate(resident, self._idle(IDLE_S))
+                self._activate(resident, self._idle(IDLE_S), Why.HINT)
 
     def _waiting(self) -> list[Resident]:
         """Models whose requests wait for weights, or for any memory, and have not computed since."""
@@ -220,9 +218,9 @@ class Residency:
         return max(min(due_s) - now, 0.0)
 
     # ---- what the shell says -----------------------------------------------------------------------------------
-    def landed(self, name: str, ready: int, layer_s: float) -> None:
+    def landed(self, name: str, ready: int, layer_s: float, now: float) -> None:
         """Weights of the first `ready` layers are here; layer_s: mean time of a layer so far."""
-        resident = self.models[name]
+        resident, self._now = self.models[name], now
         if resident.state is not ModelState.LOADING:
             return
         resident.ready = ready
@@ -234,24 +232,24 @@ class Residency:
                 resident.loading_s += seconds
                 if not resident.crowded:
                     self.copy_bytes_s = resident.bytes_ / seconds
-            self._enter(resident, ModelState.ACTIVE, since_s=resident.since_s)
+            self._enter(resident, ModelState.ACTIVE, Why.LOADED, seconds=seconds, since_s=resident.since_s)
             return
         core = resident.core
         tokens = min(sum(s.pending for s in core.live.values()), core.state.policy.step_tokens)
         compute_s = core.pace.prefill_token_s * max(tokens, 1) / layers
         core.computes = may_start(ready, layers, layer_s, compute_s, _LATE_S)
 
-    def failed(self, name: str) -> None:
+    def failed(self, name: str, now: float) -> None:
         """The model's weights could not be loaded. Its requests wait for another try."""
-        resident = self.models[name]
+        resident, self._now = self.models[name], now
         if resident.state is ModelState.LOADING:
             resident.failures += 1
             resident.retry_s = self._now + min(_RETRY_S * 2.0 ** (resident.failures - 1), _LONGEST_RETRY_S)
             resident.yielding.halt(self._now)
-            self._unload(resident)
+            self._unload(resident, Why.FAILED)
 
     # ---- decisions ---------------------------------------------------------------------------------------------
-    def _activate(self, resident: Resident, victims: Sequence[Resident], owed: int = 0) -> bool:
+    def _activate(self, resident: Resident, victims: Sequence[Resident], why: Why, owed: int = 0) -> bool:
         """Find memory for the model's weights and load them. False if there is not enough. owed: granules that must
         remain for others."""
         if self.one_at_a_time:
@@ -259,7 +257,7 @@ class Residency:
             if any(each not in victims for each in others):
                 return False
             for victim in others:
-                self._unload(victim)
+                self._unload(victim, Why.FOR_WEIGHTS, resident)
         need = resident.granules + resident.least + owed
         short = need - self.balloon.obtainable
         leaving: list[Resident] = []
@@ -271,13 +269,13 @@ class Residency:
         if short > 0:
             return False
         for victim in leaving:
-            self._unload(victim)
+            self._unload(victim, Why.FOR_WEIGHTS, resident)
         while not self.balloon.collect(need, self._now):
             rest = [each for each in victims if each.state is ModelState.ACTIVE]
             if not rest:
                 return False
-            self._unload(rest[0])
-        self._enter(resident, ModelState.LOADING)
+            self._unload(rest[0], Why.FOR_WEIGHTS, resident)
+        self._enter(resident, ModelState.LOADING, why)
         self.out.append(Load(resident.name))
         return True
 
@@ -298,7 +296,7 @@ class Residency:
         if able:
             giving = max(able, key=lambda each: (each.starved, each.share.priority, -each.since_s))
             giving.yielding.halt(self._now)
-            self._enter(giving, ModelState.DRAINING)
+            self._enter(giving, ModelState.DRAINING, Why.STARVED if giving.starved else Why.SLICE, resident)
 
     def _idle(self, least_s: float) -> list[Resident]:
         """Active models that no request uses, for at least this long, longest first."""
@@ -332,15 +330,28 @@ class Residency:
         for resident in self._spares(asker):
             if self.balloon.spare >= granules:
                 return
-            self._unload(resident)
+            self._unload(resident, Why.FOR_KV, self.models[asker.name])
 
     # ---- states ------------------------------------------------------------------------------------------------
-    def _unload(self, resident: Resident) -> None:
-        self._enter(resident, ModelState.COLD)
+    def _unload(self, resident: Resident, why: Why, asker: Resident | None = None) -> None:
+        was_used = asker is not None and math.isfinite(resident.used_s)
+        idle_s = self._now - resident.used_s if was_used else 0.0
+        self._enter(resident, ModelState.COLD, why, asker, idle_s)
         self.out.append(Unload(resident.name))
         resident.evictions += 1
 
-    def _enter(self, resident: Resident, state: ModelState, since_s: float | None = None) -> None:
+    def _enter(
+        self,
+        resident: Resident,
+        state: ModelState,
+        why: Why,
+        asker: Resident | None = None,
+        seconds: float = 0.0,
+        since_s: float | None = None,
+    ) -> None:
+        """asker: the model that wants the memory or the turn. since_s: when the state began; None: now."""
+        move = WeightsMove(self._now, state, why, asker.name if asker is not None else "", seconds)
+        resident.moves = (*resident.moves[1 - MOST_MOVES :], move)
         resident.state, resident.since_s = state, self._now if since_s is None else since_s
         resident.ready = 0
         if state is ModelState.LOADING:

@@ -131,6 +131,8 @@ class NativeEngine:
         #: Accepted requests that failed, by error code.
         self.failed: collections.Counter[str] = collections.Counter()
         self._reported_s = 0.0
+        #: When it last had a request, or began.
+        self._used_s = executor.clock.now()
         self._frames: dict[Stream, StepFrame] = defaultdict(StepFrame)
         #: Outputs of the step that has just run, by request id.
         self._outputs: dict[str, Output] = {}
@@ -150,6 +152,11 @@ class NativeEngine:
     def stalled_s(self) -> float:
         """See `Engine.stalled_s`. Any thread."""
         return self.stepping.beats.stalled_s(self.executor.clock.now())
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since it had a request; before the first one, since it began. Any thread."""
+        return 0.0 if self._live else max(self.executor.clock.now() - self._used_s, 0.0)
 
     @property
     def shape(self) -> KvShape:
@@ -181,6 +188,8 @@ class NativeEngine:
         clock = self.executor.clock
         began_s = clock.now()
         self.stepping.beats.seen(began_s)
+        if self._live:
+            self._used_s = began_s
 
         def enough() -> bool:
             self._execute()

@@ -40,6 +40,8 @@ class Placing:
     #: Wakes the device's thread. Any thread.
     woken: Callable[[], object] = lambda: None
     _expected: queue.SimpleQueue[tuple[str, Expected]] = field(default_factory=queue.SimpleQueue)
+    #: Called when a model's state has changed.
+    on_moves: Callable[[], object] = lambda: None
     _fillings: dict[str, Filling] = field(default_factory=dict)
 
     def expect(self, name: str, arrival_s: float, expires_s: float) -> None:
@@ -72,6 +74,7 @@ class Placing:
                 self._load(instruction.name, placed)
             else:
                 self._unload(instruction.name, placed)
+            self.on_moves()
 
     def stop(self) -> None:
         """End the copies."""
@@ -84,7 +87,7 @@ class Placing:
             model.take()
         except OutOfGranules:
             log.exception("no memory for weights that was counted", model=name)
-            self.residency.failed(name)
+            self.residency.failed(name, self.clock.now())
             return
         filling = self._fillings[name] = Filling(
             model.spans, placed.image, self.woken, copy=self._copy, threads=self.threads
@@ -110,15 +113,16 @@ class Placing:
         if filling.failed is not None:
             del self._fillings[name]
             filling.cancel()
-            self.residency.failed(name)
+            self.residency.failed(name, self.clock.now())
         elif filling.over:
             del self._fillings[name]
             self.models[name].model.layers.before_use = lambda layer: None
-            self.residency.landed(name, layers, filling.span_s)
+            self.residency.landed(name, layers, filling.span_s, self.clock.now())
             failpoints.reach("model.active")
             log.info("active", model=name, seconds=round(filling.seconds, 3))
+            self.on_moves()
         elif filling.layerwise:
-            self.residency.landed(name, max(filling.ready - 1, 0), filling.span_s)
+            self.residency.landed(name, max(filling.ready - 1, 0), filling.span_s, self.clock.now())
 
 
 def _use(filling: Filling, layer: int) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 
+from contracts.residency import MemoryShare
 from worker.core.granules import GranuleLedger, GranuleMisuse, GranuleState, Owner
 from worker.memory.exports import Exported
 from worker.memory.host_memory import HostMemory
@@ -103,6 +105,14 @@ class DeviceMemory:
         for owner, what, bytes_ in self._beside:
             found[owner.use.value, owner.name, what] = bytes_()
         return found
+
+    def shares(self) -> list[MemoryShare]:
+        """Bytes of granules by owner; the sum is the whole memory. Any thread."""
+        found: Counter[tuple[str, str]] = Counter()
+        for (owner, state), count in self.ledger.counts().items():
+            of = (state.value, "") if owner is None else (owner.use.value, owner.name)
+            found[of] += count * self.granule_bytes
+        return [MemoryShare(use, name, bytes_) for (use, name), bytes_ in found.items()]
 
     def resident_bytes(self) -> int:
         """Physical memory that granules use now."""

@@ -1,0 +1,57 @@
+"""Who holds a device's memory, and why models' weights came and went: workers tell it users. It decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from contracts.models import ModelState
+
+#: Moves that are remembered of a model on a device.
+MOST_MOVES = 16
+#: Owners of a device's memory that a scheduler keeps.
+MOST_SHARES = 256
+
+
+class MemoryShare(NamedTuple):
+    """What one owner holds of a device's memory. use: weights, kv, trainer or engine; of nobody: warm (backed, so that
+    it is mapped sooner) or free. name: of the model or job; empty: nobody's."""
+
+    use: str
+    name: str
+    bytes_: int
+
+
+class Why(StrEnum):
+    """Why a model's weights moved. `other`: see `WeightsMove`."""
+
+    #: The worker started.
+    START = "start"
+    #: COLD to LOADING: a request waits for it, or a hint says that one comes.
+    REQUEST = "request"
+    HINT = "hint"
+    #: LOADING to ACTIVE.
+    LOADED = "loaded"
+    #: ACTIVE to DRAINING: all models were busy and `other` waited; its slice was over, or it had no memory for KV.
+    SLICE = "slice"
+    STARVED = "starved"
+    #: DRAINING to COLD.
+    DRAINED = "drained"
+    #: To COLD: it was idle, and `other` needed memory for weights or for KV.
+    FOR_WEIGHTS = "for_weights"
+    FOR_KV = "for_kv"
+    #: LOADING to COLD: its weights could not be read or placed.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsMove:
+    """A model entered `state` at `at_s`. other: the model that asked for the memory or the turn. seconds: of LOADED,
+    how long it took; of weights that left for `other`, the time since their last request, 0 if there had been none."""
+
+    at_s: float
+    state: ModelState
+    why: Why
+    other: str = ""
+    seconds: float = 0.0
