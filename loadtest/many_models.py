@@ -21,6 +21,8 @@ from loadtest.traces import TraceRequest
 
 #: On-times before the trace's start that are generated and dropped, in mean cycles, so that it starts in mid-traffic.
 _BEFORE_CYCLES = 8.0
+#: A model's prompts have block ids from its number times two to this power.
+_MODEL_BITS = 30
 #: Log-normal spread of prompts' lengths.
 _PROMPT_SIGMA = 0.7
 
@@ -88,10 +90,10 @@ def generate(
     mean_prompt_tokens: float = 500.0,
     mean_answer_tokens: float = 100.0,
 ) -> list[TraceRequest]:
-    """Requests in [0, seconds) by arrival, for models `m00`, `m01`, …, the persistent ones first.
+    """Requests in [0, seconds) by arrival, for models `m00`, `m01`, …, the persistent ones first. No two prompts share
+    blocks.
 
-    like: a name in `PROFILES`. Each model's requests depend only on the seed, the profile, `seconds` and its group.
-    Raises ValueError naming a wrong argument.
+    like: a name in `PROFILES`. A longer trace begins with the shorter one. Raises ValueError naming a wrong argument.
     """
     if like not in PROFILES:
         raise ValueError(f"like = {like!r}: there are {', '.join(PROFILES)}")
@@ -106,7 +108,8 @@ def generate(
             raise ValueError(f"{name} = {value}: must be a number above 0")
     profile = PROFILES[like]
     requests: list[TraceRequest] = []
-    for name, spans in _spans(profile, models, seconds, seed):
+    for number, (name, spans) in enumerate(_spans(profile, models, seconds, seed)):
+        block = number << _MODEL_BITS
         rng = random.Random(f"{seed} model {name}")
         own = profile.requests * rng.lognormvariate(0.0, profile.model_sigma)
         for begins_s, ends_s in spans:
@@ -115,7 +118,8 @@ def generate(
                 asked = max(8, round(mean_prompt_tokens * rng.lognormvariate(-(_PROMPT_SIGMA**2) / 2, _PROMPT_SIGMA)))
                 answered = answer_tokens(rng, mean_answer_tokens)
                 if 0 <= at_s < seconds:
-                    requests.append(TraceRequest(at_s, asked, answered, (len(requests),), model=name))
+                    requests.append(TraceRequest(at_s, asked, answered, (block,), model=name))
+                    block += 1
     return sorted(requests, key=lambda r: (r.arrival_s, r.model))
 
 

@@ -101,6 +101,11 @@ def test_a_seed_makes_one_trace() -> None:
     assert generate(6, HOUR_S, 1, "novita") != generate(6, HOUR_S, 2, "novita")
 
 
+def test_a_longer_trace_begins_with_the_shorter_one() -> None:
+    shorter, longer = generate(6, HOUR_S, 1), generate(6, 2 * HOUR_S, 1)
+    assert longer[: len(shorter)] == shorter and len(longer) > len(shorter)
+
+
 def test_requests_are_in_order_within_the_time_and_of_positive_length() -> None:
     requests = generate(12, HOUR_S, 3, "arena", mean_prompt_tokens=300, mean_answer_tokens=60)
     arrivals = [r.arrival_s for r in requests]
