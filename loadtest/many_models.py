@@ -124,19 +124,18 @@ def generate(
 
 
 def multiplied(requests: Sequence[TraceRequest], factor: float, seed: int, within_s: float = 1.0) -> list[TraceRequest]:
-    """`factor` times as many requests in the same pattern (Prism, section 7.1): each is repeated, within `within_s`
-    after it, or left out. Block ids are new. Raises ValueError for a factor that is not a number above 0."""
+    """`factor` times as many requests, to one, in the same pattern (Prism, section 7.1): each is repeated, within
+    `within_s` after it, or left out, evenly. Block ids are new. Raises ValueError for a factor that is not above 0."""
     if not 0 < factor < math.inf:
         raise ValueError(f"factor = {factor}: must be a number above 0")
     rng = random.Random(f"{seed} multiplied")
     made: list[TraceRequest] = []
+    total = rng.random()
     for request in requests:
-        copies = int(factor) + (rng.random() < factor - int(factor))
-        for copy in range(copies):
-            later_s = rng.random() * within_s if copy else 0.0
-            made.append(
-                replace(request, arrival_s=request.arrival_s + later_s, block_ids=(len(made),), conversation=None)
-            )
+        before, total = total, total + factor
+        for copy in range(int(total) - int(before)):
+            at_s = request.arrival_s + (rng.random() * within_s if copy else 0.0)
+            made.append(replace(request, arrival_s=at_s, block_ids=(len(made),), conversation=None))
     return sorted(made, key=lambda r: (r.arrival_s, r.model))
 
 

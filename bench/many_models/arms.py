@@ -22,12 +22,12 @@ from runtime.clock import RealClock
 
 ARMS = ("static", "elastic", "swap", "prism")
 #: A request that takes longer has failed.
-_PATIENCE_S = 30.0
+_PATIENCE_S = 15.0
 _GIB = float(1 << 30)
-#: Prompts of this many words warm a model up.
-_WARM_UP_WORDS = (8, 400)
+#: Words of the prompt that warms a model up.
+_WARM_UP_WORDS = 200
 #: Users who saturate the machine, and about how many requests they send.
-_USERS, _MEASURED = 8, 80.0
+_USERS, _MEASURED = 16, 80.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,8 @@ class Arm:
         with contextlib.ExitStack() as opened:
             opened.enter_context(self._stack)
             for number, name in enumerate(self._names):
-                for words in _WARM_UP_WORDS:
-                    turn = PlannedTurn(" ".join(block_words(-1 - number, words)), 8, 0.0, 0.0)
-                    _good(self._sent([PlannedSession(f"warm-up-{name}-{words}", (turn,), model=name)]))
+                turn = PlannedTurn(" ".join(block_words(-1 - number, _WARM_UP_WORDS)), 8, 0.0, 0.0)
+                _good(self._sent([PlannedSession(f"warm-up-{name}", (turn,), model=name)]))
             opened.pop_all()
         return self
 

@@ -13,7 +13,7 @@ from loadtest.traces import TraceRequest
 from loadtest.workload import plan, salted
 
 #: Tokens of the longest request, and means.
-LONGEST, PROMPT, ANSWER = 1_000, 400, 60
+LONGEST, PROMPT, ANSWER = 800, 250, 100
 #: Seconds of the load a second of the trace.
 TIME_SCALE = 1 / 20
 LIKE = "hyperbolic"

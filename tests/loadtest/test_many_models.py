@@ -141,7 +141,7 @@ def test_a_wrong_argument_is_named(wrong: dict[str, object], named: str) -> None
 def test_a_multiplied_trace_keeps_its_pattern(factor: float) -> None:
     requests = generate(8, DAY_S, 1)
     made = multiplied(requests, factor, 1)
-    assert len(made) == pytest.approx(factor * len(requests), rel=0.02)
+    assert abs(len(made) - factor * len(requests)) <= 1
     assert [r.arrival_s for r in made] == sorted(r.arrival_s for r in made)
     assert len({r.block_ids for r in made}) == len(made)
     before, after = statistics(requests, DAY_S + 1), statistics(made, DAY_S + 1)
