@@ -22,7 +22,7 @@ from runtime.clock import RealClock
 
 ARMS = ("static", "elastic", "swap", "prism")
 #: A request that takes longer has failed.
-_PATIENCE_S = 15.0
+_TIMEOUT_S = 15.0
 _GIB = float(1 << 30)
 #: Words of the prompt that warms a model up.
 _WARM_UP_WORDS = 200
@@ -93,7 +93,7 @@ class Arm:
             self._stack.url,
             self._names[0],
             body=self._body,
-            timeout_s=_PATIENCE_S,
+            timeout_s=_TIMEOUT_S,
             models={name: name for name in self._names},
         )
         return asyncio.run(run_load(endpoint, sessions, RealClock(), loop=loop))

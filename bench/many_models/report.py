@@ -27,6 +27,7 @@ def result() -> str:
 
 With memory for everything, the machine served {alone["per_s"]:.2f} requests a second. The P95 alone was
 {"; ".join(f"{quoted(shape)}: TTFT {1e3 * slo['ttft_s']:.0f} ms, TPOT {1e3 * slo['tpot_s']:.1f} ms" for shape, slo in slos.items())}.
+The client itself sent up to {max(r["lateness_s"]["p95"] for r in runs):.1f} s late (P95 of a run).
 
 Attainment of TTFT / TPOT in %, means of the traces, with an SLO of {scales[SHOWN]:.0f} times the P95 alone:
 
@@ -47,7 +48,7 @@ def verdict(runs: Any, arms: list[str], loads: list[Any], half: Any) -> str:
         - mean(runs, "prism", load, SHOWN, "ttft")
         for load in loads
     ]
-    most = f"At most, `prism` was {100 * max(0, *behind):.1f} points behind the best other arm in TTFT."
+    most = f"At most, `prism` was {100 * max(Figure(0), *behind):.1f} points behind the best other arm in TTFT."
     if half is None:
         return f"`static` kept half of the TTFTs or more at every load. {most}"
     return (

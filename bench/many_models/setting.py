@@ -42,12 +42,12 @@ class Setting:
 
     @property
     def hbm_bytes(self) -> int:
-        """The device's memory: `share` of weights and KV. With less than the weights and an equal part for each model
-        that holds its longest request, `static` could not serve."""
+        """The device's memory: `share` of weights and KV."""
         return round(self.share * (self.weight_bytes + self.kv_bytes))
 
     def check(self) -> None:
-        """Raises ValueError if not every arm can serve every request."""
+        """Raises ValueError if `static`, with all weights and an equal part for each model, could not serve the longest
+        request."""
         each = (self.hbm_bytes - self.weight_bytes) // len(self.shapes)
         for name, shape in self.shapes.items():
             if each < 1.1 * LONGEST * token_bytes(shape):
