@@ -98,6 +98,7 @@ def bench(
                     tpot_s=tpot_s,
                     model=directory,
                     key_env=key_env,
+                    models=models,
                 )
                 by_model = replayed(load, trace.name if trace is not None else f"generated like {like}", console)
                 _leave(by_model, out, as_json, console, by_model["failed"] > 0)

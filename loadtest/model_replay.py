@@ -139,11 +139,13 @@ def prepare(
     tpot_s: float | None = None,
     model: Path | None = None,
     key_env: str = "",
+    models: int | None = None,
 ) -> ModelLoad:
     """The first `count` requests for the stack at `url`.
 
     ttft_s, tpot_s: replace the models' own objectives. model: directory of one of them, for answers of fixed words.
-    key_env: environment variable of the API key. Raises StackError, ConfigError, ValueError.
+    key_env: environment variable of the API key. models: number of the trace's models, if some have no request. Raises
+    StackError, ConfigError, ValueError.
     """
     if key_env and key_env not in os.environ:
         raise ConfigError(f"--key-env {key_env!r}: the environment has no such variable; set it, or leave the flag out")
@@ -172,7 +174,7 @@ def prepare(
         names=names,
         slos={name: _slo(each.slo, ttft_s, tpot_s) for name, each in used.items()},
         length_scale=length_scale,
-        statistics=statistics(sent),
+        statistics=statistics(sent, models=models),
     )
 
 

@@ -69,7 +69,10 @@ def test_a_generated_trace_goes_to_the_models_that_are_served(stack: FakeOpenAI,
     )
     assert document["models"]["small"]["attainment"] == {"ttft": 1.0, "tpot": 1.0} == document["attainment"]
     assert all(of["attainment"]["ttft"] is None for name, of in document["models"].items() if name != "small")
-    assert document["statistics"]["requests"] == 40 and "models active at a time" in ran.output
+    assert (document["statistics"]["requests"], document["statistics"]["models"]) == (
+        40,
+        3,
+    ) and "models active at a time" in ran.output
     assert not stack.calls("hint") and all(call.body["ignore_eos"] for call in stack.calls("chat"))
 
 
