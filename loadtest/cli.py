@@ -1,4 +1,5 @@
-"""`upbeat bench`: replays a trace's conversations under several policies and compares their figures."""
+"""`upbeat bench`: replays a trace's conversations under several policies and compares their figures; with `--url`, a
+trace of several models on a running stack."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from loadtest.compare.load import read_workload
 from loadtest.compare.run import compare as run_comparison
 from loadtest.compare.settings import TargetFile, UpbeatSection, WorkloadSection
 from loadtest.html_report import html_report
+from loadtest.many_models import PROFILES
+from loadtest.model_replay import generated, prepare, read_models, replayed
 from loadtest.policies import parse_policies
 from loadtest.report import side_by_side, write_json, write_text
 from loadtest.stack import StackError, ending_on_sigterm
@@ -24,11 +27,17 @@ from runtime.model_directory import model_directory
 BUNDLED_MODEL = Path(__file__).parents[1] / "models" / "demo"
 
 
+#: Options of stacks that are started here, and of a running one.
+_STARTED = ("policy", "nodes", "hbm_gib", "dram_gib", "html")
+_RUNNING = ("like", "ttft_s", "tpot_s", "hints", "key_env")
+
+
 def bench(
+    context: typer.Context,
     trace: Annotated[
-        Path,
+        Path | None,
         typer.Option(help="trace to replay: Mooncake, Bailian, Azure, BurstGPT or ShareGPT, told apart by content"),
-    ],
+    ] = None,
     policy: Annotated[
         str, typer.Option(help="recompute, sticky, balanced, or several with commas")
     ] = "recompute,sticky,balanced",
@@ -53,19 +62,55 @@ def bench(
     as_json: Annotated[
         bool, typer.Option("--json", help="print nothing but JSON; the rest goes to standard error")
     ] = False,
+    url: Annotated[
+        str | None, typer.Option(help="a running stack that serves the trace's models; none is started")
+    ] = None,
+    models: Annotated[int | None, typer.Option(help="with --url: a generated trace of this many models", min=1)] = None,
+    like: Annotated[str, typer.Option(help=f"with --models: {', '.join(PROFILES)}")] = "hyperbolic",
+    ttft_s: Annotated[
+        float | None, typer.Option(help="with --url: objective, instead of each model's", min=1e-6)
+    ] = None,
+    tpot_s: Annotated[
+        float | None, typer.Option(help="with --url: objective, instead of each model's", min=1e-6)
+    ] = None,
+    hints: Annotated[bool, typer.Option("--hints", help="with --url: an advisory before each request")] = False,
+    key_env: Annotated[str, typer.Option(help="with --url: environment variable of the API key")] = "",
 ) -> None:
     """Replay a trace on a stack of its own per policy and compare: TTFT, TPOT, end to end, cache hits, imbalance,
-    hints."""
+    hints. With --url: on a running stack, by model, with the attainment of objectives."""
     console = Console(stderr=as_json)
     try:
         with ending_on_sigterm():
+            _check(context, trace, url, models)
+            directory = model_directory(model, "--model") if model is not None else None
+            if url is not None:
+                load = prepare(
+                    generated(models, requests, seed, like) if models is not None else read_models(_given(trace)),
+                    url=url,
+                    count=requests,
+                    seed=seed,
+                    time_scale=time_scale,
+                    min_turns=min_turns,
+                    length_scale=length_scale,
+                    max_tokens=max_tokens,
+                    hints=hints,
+                    ttft_s=ttft_s,
+                    tpot_s=tpot_s,
+                    model=directory,
+                    key_env=key_env,
+                    models=models,
+                )
+                by_model = replayed(load, trace.name if trace is not None else f"generated like {like}", console)
+                _leave(by_model, out, as_json, console, by_model["failed"] > 0)
+                return
+            trace = _given(trace)
             document = compare(
                 trace=trace,
                 policy=policy,
                 requests=requests,
                 time_scale=time_scale,
                 min_turns=min_turns,
-                model=model_directory(model, "--model") if model is not None else None,
+                model=directory,
                 nodes=nodes,
                 hbm_gib=hbm_gib,
                 dram_gib=dram_gib,
@@ -93,6 +138,43 @@ def bench(
     if document["interrupted"]:
         raise typer.Exit(130)
     if any(f["failed"] for f in document["policies"].values()):
+        raise typer.Exit(1)
+
+
+def _check(context: typer.Context, trace: Path | None, url: str | None, models: int | None) -> None:
+    """Raises ConfigError for flags that exclude each other."""
+
+    def given(names: Sequence[str]) -> str:
+        flags = [n for n in names if getattr(context.get_parameter_source(n), "name", "") == "COMMANDLINE"]
+        return "--" + flags[0].replace("_", "-") if flags else ""
+
+    if (trace is None) == (models is None):
+        raise ConfigError("give one of --trace FILE and --models N (a generated trace, for a running stack at --url)")
+    if url is None and models is not None:
+        raise ConfigError("--models is for a running stack that serves several models; give its address with --url")
+    if url is None and (flag := given(_RUNNING)):
+        raise ConfigError(f"{flag} is for a running stack; give its address with --url, or leave {flag} out")
+    if url is not None and (flag := given(_STARTED)):
+        raise ConfigError(f"{flag} is of stacks that are started here; leave it out with --url")
+    if models is None and (flag := given(("like",))):
+        raise ConfigError(f"{flag} is of generated traces; give --models, or leave it out")
+
+
+def _given(trace: Path | None) -> Path:
+    assert trace is not None, "checked before"
+    return trace
+
+
+def _leave(document: dict[str, Any], out: Path | None, as_json: bool, console: Console, failed: bool) -> None:
+    """Write or print the figures of a running stack; exit with 1 if a request failed, 130 after Ctrl-C."""
+    if out is not None:
+        write_json(out, document)
+        console.print(f"figures with every request's times: {out}")
+    if as_json:
+        Console().print_json(data={k: v for k, v in document.items() if k != "outcomes"})
+    if document["interrupted"]:
+        raise typer.Exit(130)
+    if failed:
         raise typer.Exit(1)
 
 

@@ -80,6 +80,21 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "bfloat16",
     ),
+    # As deep as models of billions, for mechanisms that work by layers.
+    "200m": (
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 1792,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "vocab_size": 4096,
+            "max_position_embeddings": 32_768,
+            "tie_word_embeddings": True,
+        },
+        "bfloat16",
+    ),
     # An 8B model of the Llama family.
     "8b": (
         {
@@ -121,12 +136,12 @@ def parameters(config: dict[str, Any]) -> int:
     return sum(math.prod(shape) for _, shape in tensor_shapes(config))
 
 
-def weight_bytes(config: dict[str, Any]) -> int:
-    """Device memory of 16-bit weights: each layer, and the rest, rounded up to whole granules."""
+def weight_bytes(config: dict[str, Any], number_bytes: int = 2) -> int:
+    """Device memory of weights of `number_bytes` each: each layer, and the rest, rounded up to whole granules."""
     spans: dict[str, int] = {}
     for name, shape in tensor_shapes(config):
         span = name.split(".")[2] if ".layers." in name else ""
-        spans[span] = spans.get(span, 0) + 2 * math.prod(shape)
+        spans[span] = spans.get(span, 0) + number_bytes * math.prod(shape)
     return sum(-(-size // _GRANULE_BYTES) * _GRANULE_BYTES for size in spans.values())
 
 

@@ -39,6 +39,8 @@ class FakeOpenAI:
     thinks_s: dict[str, float] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
     finish_reason: str | None = "length"
+    #: What `GET /v1/models` lists.
+    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "stand-in", "object": "model"}])
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
 
@@ -66,7 +68,7 @@ class FakeOpenAI:
         return web.Response()
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
+        return web.json_response({"object": "list", "data": self.models})
 
     async def _advisory(self, request: web.Request) -> web.Response:
         body = await request.json()
