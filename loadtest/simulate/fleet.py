@@ -22,7 +22,8 @@ from loadtest.simulate.systems.parrot import Parrot
 from loadtest.simulate.systems.running import Running
 from loadtest.simulate.turns import coarsened
 from scheduler.core.advisories import Hint
-from scheduler.core.control import Ask, Command, Control, Prefetch, Settings, Withdraw
+from scheduler.core.commands import Withdraw
+from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
 from scheduler.core.fleet import Model, Rates
 from scheduler.core.policies import POLICIES
 

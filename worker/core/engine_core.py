@@ -19,6 +19,7 @@ from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.admission import Admission
 from worker.core.block import Block
+from worker.core.counting import counts_of
 from worker.core.pace import Pace
 from worker.core.prefetching import Prefetching
 from worker.core.saving import Saving
@@ -357,24 +358,7 @@ class EngineCore:
     # ---- reports -----------------------------------------------------------------------------------------------
     def counts(self) -> Counts:
         """Current load, for the scheduler."""
-        sequences, cache = self.live.values(), self.state.cache
-        in_use = cache.pool.taken - cache.cached
-        # A model that is not here could also have its weights' memory.
-        total = min(in_use + cache.available(), cache.pool.total)
-        running = sum(s.state is State.RUNNING for s in sequences)
-        return Counts(
-            running=running,
-            waiting=len(sequences) - running,
-            outstanding_tokens=sum(s.pending + max(s.max_tokens - s.generated, 0) for s in sequences),
-            outstanding_s=self.pace.outstanding_s(sequences, self.state.shape.chunk_tokens),
-            request_s=self.pace.request_s,
-            prefill_token_s=self.pace.prefill_token_s,
-            pages_total=total,
-            pages_free=total - in_use,
-            pages_cached=cache.cached,
-            in_flight=tuple(self.live),
-            token_rate=self.state.token_rate.at(self.state.now),
-        )
+        return counts_of(self.live, self.state, self.pace)
 
     def validate(self, others: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. others: blocks of ended sequences with pages."""
