@@ -172,8 +172,8 @@ The simulator counts maps and unmaps on the device's thread, and nothing else th
 
 def result() -> str:
     parts = [
-        five(),
-        five_scales(),
+        five() if figure("5") is not None else "",
+        five_scales() if figure("5") is not None else "",
         devices(
             "5-devices",
             "Figure 5, row 3: 18 models of 1 to 8B, against the number of devices",
