@@ -126,7 +126,7 @@ def figure_5(bench: Bench) -> dict[str, Any]:
 
 def figure_5_devices(bench: Bench) -> dict[str, Any]:
     """Attainment of 18 models against the number of devices (row 3)."""
-    return _against_devices(bench, EIGHTEEN, {"chat": 20.0, "api": 10.0}, (3, 5) if bench.quick else (2, 3, 4, 5, 6, 8))
+    return _against_devices(bench, EIGHTEEN, {"chat": 10.0}, (2, 3) if bench.quick else (2, 3, 4, 6))
 
 
 def figure_9(bench: Bench) -> dict[str, Any]:
@@ -143,7 +143,6 @@ def _against_devices(
         for name, rate in rates.items()
         for count in devices
         for arm in ARMS
-        if arm != "swap" or name == "chat"
     ]
     return _about(bench, shapes, rates) | {"rows": bench.pool(cells)}
 

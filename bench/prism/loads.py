@@ -76,7 +76,7 @@ def described(requests: Sequence[ModelRequest], models: Sequence[str], seconds: 
     of that set an hour, idle intervals above 10 s an hour and model."""
     times = {model: [r.time_s for r in requests if r.model == model] for model in models}
     gaps = sum(b - a > 10.0 for each in times.values() for a, b in zip([0.0, *each], [*each, seconds], strict=True))
-    moments = [float(t) for t in range(120, int(seconds), 5)]
+    moments = [float(t) for t in range(10, int(seconds), 5)]
     sets = [frozenset(m for m, each in times.items() if _any_in(each, t - 120.0, t)) for t in moments]
     busy = sum(len(one) for one in sets) / max(len(sets) * len(models), 1)
     now = sum(_any_in(each, t - 10.0, t) for t in moments for each in times.values())
