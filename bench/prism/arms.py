@@ -65,14 +65,17 @@ def alone(kind: SharedKind, requests: Sequence[ModelRequest]) -> dict[str, Targe
     return found
 
 
-def spread(kind: SharedKind, targets: Mapping[str, Target], devices: int) -> list[list[str]] | None:
+def spread(
+    kind: SharedKind, targets: Mapping[str, Target], devices: int, *, together: bool = True
+) -> list[list[str]] | None:
     """Models by device: the one that takes most time first, to the device that has least to do and room for it. None:
-    weights do not fit."""
+    weights do not fit. together: all weights of a device are there at once."""
     models = {model.name: model for model in kind.models}
     where: list[list[str]] = [[] for _ in range(devices)]
     busy, used = [0.0] * devices, [0] * devices
     for name in sorted(models, key=lambda n: (-targets[n].busy_s, -models[n].granules, n)):
-        able = [d for d in range(devices) if used[d] + models[name].granules <= _WEIGHTS_SHARE * kind.granules]
+        most = _WEIGHTS_SHARE * kind.granules if together else float("inf")
+        able = [d for d in range(devices) if used[d] + models[name].granules <= most]
         if not able:
             return None
         best = min(able, key=lambda d: (busy[d], used[d]))
@@ -97,7 +100,8 @@ def run(
 ) -> dict[str, Any]:
     """One run's figures. `held`: False where the arm cannot hold the models, or their longest request."""
     row: dict[str, Any] = {"arm": arm, "devices": devices, "requests": len(requests), "held": False}
-    where = spread(kind, targets, devices) if ARMS[arm].fixed else None
+    together = ARMS[arm].sharing in ("static", "elastic")
+    where = spread(kind, targets, devices, together=together) if ARMS[arm].fixed else None
     if ARMS[arm].fixed and where is None:
         return row
     try:

@@ -1,9 +1,10 @@
 """Traces of many models, drawn from what Prism says of its own, which may not be redistributed.
 
 Models are busy in bursts: requests come as a Poisson process while a model is on. Times on and off are exponential, of
-20 and 40 s, for every fourth model of 80 and 20 s: 23 to 50 % of the models active at a time, 40 to 100 idle intervals
-above 10 s an hour (sections 3.1 and A.1). Popularity is a Zipf distribution. A scale multiplies the number of requests
-and keeps the pattern, as in section 7.1.
+20 and 40 s, for every fourth model of 80 and 20 s. So a model has 40 to 100 idle intervals above 10 s an hour, as in
+section A.1, and about half of the models have had a request in the last 10 s; in the paper 23 to 50 % of more models
+have had one in the last two minutes. Popularity is a Zipf distribution. A scale multiplies the number of requests and
+keeps the pattern, as in section 7.1.
 
 Two kinds of requests. `chat`: table 2 has 420 tokens a request, of which (E2E - TTFT) / TPOT = 274 are answered.
 `api`: longer prompts; "more bursty and heavier" is all that section 7.2 says of the Hyperbolic trace (ours: 1,000 and
@@ -76,7 +77,7 @@ def described(requests: Sequence[ModelRequest], models: Sequence[str], seconds: 
     of that set an hour, idle intervals above 10 s an hour and model."""
     times = {model: [r.time_s for r in requests if r.model == model] for model in models}
     gaps = sum(b - a > 10.0 for each in times.values() for a, b in zip([0.0, *each], [*each, seconds], strict=True))
-    moments = [float(t) for t in range(120, int(seconds), 5)]
+    moments = [float(t) for t in range(10, int(seconds), 5)]
     sets = [frozenset(m for m, each in times.items() if _any_in(each, t - 120.0, t)) for t in moments]
     busy = sum(len(one) for one in sets) / max(len(sets) * len(models), 1)
     now = sum(_any_in(each, t - 10.0, t) for t in moments for each in times.values())

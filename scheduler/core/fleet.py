@@ -227,6 +227,8 @@ class Fleet:
         """Count a request as outstanding on this device, and no longer on its former one."""
         device = self.device(name)
         self._leave(request_id)
+        if (column := self.columns.models.get(model)) is not None:
+            column.asked(self.columns.rows[name])
         placed = device.unconfirmed[request_id] = Placed(urgency_class(priority), now, self.request_s_of(model))
         self._where[request_id] = name
         self.columns.add_unconfirmed(name, placed.urgency, placed.seconds)

@@ -45,9 +45,11 @@ class ModelLoad:
 
 class ModelView(NamedTuple):
     """One model on all devices, at one time. serves: active there, or activated when a request comes, in
-    `activation_s`. Where unknown, prefill_token_s is infinite and request_s is 0."""
+    `activation_s`. here: its weights are there, or on their way. Where unknown, prefill_token_s is infinite and
+    request_s is 0."""
 
     serves: Flags
+    here: Flags
     kv_total_bytes: Floats
     kv_free_bytes: Floats
     prefill_token_s: Floats
@@ -83,6 +85,11 @@ class ModelColumns:
         self.request_s[row] = load.request_s
         self.activation_s[row] = load.activation_s
 
+    def asked(self, row: int) -> None:
+        """A request goes to this device, which activates the model if it is cold there."""
+        if self.state[row] == ModelState.COLD:
+            self.state[row] = ModelState.LOADING
+
     def serves(self, rows: slice | int) -> Flags:
         """Whether requests for the model may go to these devices."""
         able: Flags = (self.state[rows] == ModelState.ACTIVE) | (self.activation_s[rows] > 0)
@@ -91,4 +98,6 @@ class ModelColumns:
     def view(self, count: int) -> ModelView:
         """A copy of the first `count` rows."""
         arrays = (self.kv_total_bytes, self.kv_free_bytes, self.prefill_token_s, self.request_s, self.activation_s)
-        return ModelView(self.serves(slice(count)), *(array[:count].copy() for array in arrays))
+        state = self.state[:count]
+        here = (state == ModelState.ACTIVE) | (state == ModelState.LOADING)
+        return ModelView(self.serves(slice(count)), here, *(array[:count].copy() for array in arrays))

@@ -40,8 +40,8 @@ class Snapshot:
 
     rows: device to its row. places: node to its devices' rows. hashes: of the devices' names. known: the model is
     registered, or some device has it. serves: the model is active there, or will be `activation_s` after a request.
-    kv_total_bytes, kv_free_bytes: of the model's
-    pages in HBM. prefill_token_s: of the model there; infinite where unknown. suspect: gets work only without others.
+    here: its weights are there or on their way. kv_total_bytes, kv_free_bytes: of the model's pages in HBM.
+    prefill_token_s: of the model there; infinite where unknown. suspect: gets work only without others.
     classes: urgency classes that have work, ascending, one per row of work_s and expected. work_s: outstanding seconds
     by (class, device), including placements since the last report. expected: requests that hints announce, by (class,
     device), weighted by their probability. request_s: work of a typical request of the model. decisions: turns placed
@@ -58,6 +58,7 @@ class Snapshot:
     hashes: Hashes
     known: bool
     serves: Flags
+    here: Flags
     activation_s: Floats
     kv_total_bytes: Floats
     kv_free_bytes: Floats
@@ -107,6 +108,7 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
         *c.steady(),
         known=model in c.models or model in fleet.registered,
         serves=of_model.serves,
+        here=of_model.here,
         activation_s=of_model.activation_s,
         kv_total_bytes=of_model.kv_total_bytes,
         kv_free_bytes=of_model.kv_free_bytes,

@@ -21,6 +21,8 @@ LEAD_S = 5.0
 #: A session leaves its cache only for a node that has `LEAVES_CACHE_REQUESTS` less to do, and less work by at least
 #: this share of the work on its own node.
 STAYS_SHARE = 0.5
+#: A further copy of a model takes memory from other models, and makes them take turns: it must save so many seconds.
+COPY_S = 10.0
 #: Weight of a load that a turn waits for: it also takes links, memory, and the device where it is recomputed.
 MOVING = 8.0
 
@@ -69,10 +71,12 @@ def load_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
 
 
 def activation_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
-    """Time until the model's weights are on the device. For a hint: what its lead time does not cover, plus `HIDDEN` of
-    the total."""
+    """Time until the model's weights are on the device, and `COPY_S` for a copy that is not the first. For a hint: of
+    the time what its lead does not cover, plus `HIDDEN` of the total."""
     seconds: Floats = snapshot.activation_s[rows]
-    return HIDDEN * seconds + np.maximum(seconds - turn.lead_s, 0.0) if turn.advised else seconds
+    if turn.advised:
+        seconds = HIDDEN * seconds + np.maximum(seconds - turn.lead_s, 0.0)
+    return seconds + COPY_S * ~snapshot.here[rows] if snapshot.here.any() else seconds
 
 
 def leaving_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:

@@ -52,6 +52,7 @@ def test_models_go_where_least_is_to_do_and_never_where_their_weights_do_not_fit
     for names in where:
         assert sum(model.granules for model in kind.models if model.name in names) <= 0.9 * kind.granules
     assert spread(kind, targets, 1) is None
+    assert spread(kind, targets, 1, together=False) == [list(targets)]
 
 
 def test_a_request_without_an_end_keeps_to_no_target() -> None:

@@ -241,3 +241,24 @@ def test_a_hint_for_a_cold_model_wakes_it_even_if_its_session_has_no_cache() -> 
     assert [c for c in told if isinstance(c, Wake)] == [Wake("node-2", "b", 3.0, 9.0)]
     told = h.advise(replace(hint(SessionKey("t", "newer"), "a10", model="b"), arrival_s=None, expires_s=9.0), 1.0)
     assert [c for c in told if isinstance(c, Wake)] == [Wake("node-2", "b", 1.0, 9.0)], "it types now"
+
+
+def test_a_further_copy_of_a_model_must_be_worth_it() -> None:
+    control = Control(Settings(models=("a", "b")))
+    for n in range(2):
+        control.fleet.worker_joined(f"node-{n}", f"w{n}", (A, B), 0.0)
+        control.fleet.store_joined(f"node-{n}", f"s{n}")
+        cold = {name: ModelLoad(ModelState.COLD, activation_s=0.5, request_s=0.1) for name in "ab"}
+        control.fleet.loaded(f"node-{n}", LoadReport(models=cold), [], [], 0.0)
+    asked = [control.place(Ask(f"r{n}", SessionKey("t", f"s{n}"), "a"), 0.0).node for n in range(20)]
+    assert len(set(asked)) == 1, "the first request wakes it, before the device has said so"
+    here = asked[0]
+    for seconds, same in ((5.0, True), (30.0, False)):
+        load = LoadReport(
+            outstanding_s=seconds,
+            by_priority={0: seconds},
+            models={"a": ModelLoad(ModelState.ACTIVE, request_s=0.1), "b": cold["b"]},
+        )
+        control.fleet.loaded(here, load, [], [], 1.0)
+        node = control.place(Ask(f"late-{seconds}", SessionKey("t", f"late-{seconds}"), "a"), 1.0).node
+        assert (node == here) is same
