@@ -13,7 +13,7 @@ States of a device:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire
@@ -116,11 +116,12 @@ class LoadReport:
 
 @dataclass(slots=True)
 class Placed:
-    """A placed request: urgency class, time of placement, and estimated seconds of work."""
+    """A placed request: urgency class, time of placement, estimated seconds of work, and model."""
 
     urgency: int
     placed_s: float
     seconds: float
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -183,8 +184,14 @@ class Device:
 
     @property
     def loads(self) -> dict[str, ModelLoad]:
-        """The load of each of its models."""
-        return {model.name: self.load.of(model) for model in self.models}
+        """The load of each of its models. One that a request on its way wakes counts as loading."""
+        asked = {placed.model for placed in self.unconfirmed.values()}
+        return {
+            model.name: replace(load, state=ModelState.LOADING)
+            if (load := self.load.of(model)).state is ModelState.COLD and model.name in asked
+            else load
+            for model in self.models
+        }
 
     @property
     def outstanding(self) -> set[str]:

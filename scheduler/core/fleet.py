@@ -227,11 +227,12 @@ class Fleet:
         """Count a request as outstanding on this device, and no longer on its former one."""
         device = self.device(name)
         self._leave(request_id)
-        if (column := self.columns.models.get(model)) is not None:
-            column.asked(self.columns.rows[name])
-        placed = device.unconfirmed[request_id] = Placed(urgency_class(priority), now, self.request_s_of(model))
+        placed = device.unconfirmed[request_id] = Placed(urgency_class(priority), now, self.request_s_of(model), model)
         self._where[request_id] = name
-        self.columns.add_unconfirmed(name, placed.urgency, placed.seconds)
+        if self.is_cold(name, model):
+            self._changed(device, seen=False)
+        else:
+            self.columns.add_unconfirmed(name, placed.urgency, placed.seconds)
 
     def where(self, request_id: str) -> str:
         """The device that has this request; empty: not known."""

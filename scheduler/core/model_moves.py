@@ -2,25 +2,31 @@
 
 A move wakes the model on the new device. Once it is active there, turns and hints go there (`leaving`), and the old
 device's copy goes when its memory is needed. The sessions' KV follows through the stores, as in every move of a turn.
+
+A model that is active on several devices, and has so little to do that one can serve it, leaves all but one in the same
+way: copies take memory that other models' KV could have. It uses them again when its work piles up.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.models import ModelState
 from scheduler.core.commands import Wake
 from scheduler.core.device import Device, Model
 from scheduler.core.fleet import Fleet
-from scheduler.core.model_placement import Demand, Move, moves, roomiest
+from scheduler.core.model_placement import Demand, Move, moves, roomiest, spare_copies
 from scheduler.core.models import ModelLoad
+from scheduler.core.terms import COPY_S
 
 #: Time between two looks, in seconds.
 LOOK_S = 5.0
 #: A model moves at most this often, in seconds.
 REST_S = 60.0
+#: Work of a model on all devices, in seconds: with less it leaves further copies, with more it uses them again.
+FEW_S, MANY_S = 2.0, COPY_S
 #: A move whose model is not active on its new device by then is given up, in seconds.
 GIVE_UP_S = 60.0
 #: Target for a token of models without one, in seconds: it only weighs demands.
@@ -47,15 +53,17 @@ class ModelMoves:
         self._due_s = -math.inf
         self._under_way: _UnderWay | None = None
         self._moved_s: dict[str, float] = {}
+        #: Copies that models do without.
+        self._spare: dict[str, frozenset[str]] = {}
         #: Moves begun, and ended by whether the model arrived.
         self.begun = self.arrived = self.given_up = 0
 
     def leaving(self, model: str) -> frozenset[str]:
         """Devices that the model is leaving, as it is active elsewhere."""
-        under_way = self._under_way
+        under_way, spare = self._under_way, self._spare.get(model, frozenset())
         if under_way is None or under_way.move.model != model or math.isinf(under_way.arrived_s):
-            return frozenset()
-        return frozenset((under_way.move.leaves,))
+            return spare
+        return spare | {under_way.move.leaves}
 
     def tick(self, now: float) -> list[Wake]:
         """Decide, if it is time to."""
@@ -63,21 +71,45 @@ class ModelMoves:
             return []
         self._due_s = now + LOOK_S
         devices = {name: device for name, device in self._fleet.devices.items() if device.state(now) == "serving"}
-        demands = self._demands(devices)
+        demands, work_s = self._demands(devices)
         if self._under_way is not None:
             self._go_on(self._under_way, demands, now)
             return []
         room = {name: device.device_bytes for name, device in devices.items() if device.device_bytes}
+        self._do_without(demands, work_s, room)
         for demand in demands.values():
             few = len(demand.active) < self._min_nodes.get(demand.model, 0)
             if few and (to := roomiest(demand, list(demands.values()), room)):
                 return [Wake(to, demand.model, now, now + GIVE_UP_S)]
-        for move in moves([d for d in demands.values() if d.active], room):
+        for move in moves([d for d in self._used(demands) if d.active], room):
             if now - self._moved_s.get(move.model, -math.inf) >= REST_S:
                 self._under_way, self._moved_s[move.model] = _UnderWay(move, now), now
                 self.begun += 1
                 return [Wake(move.to, move.model, now, now + GIVE_UP_S)]
         return []
+
+    def _do_without(self, demands: Mapping[str, Demand], work_s: Mapping[str, float], room: Mapping[str, int]) -> None:
+        """Decide which copies are spare; what was decided stays, while the model has little to do."""
+        before, self._spare = self._spare, {}
+        undecided = []
+        for model, demand in demands.items():
+            most_s = MANY_S if before.get(model) else FEW_S
+            copies = len(demand.active)
+            if copies <= max(self._min_nodes.get(model, 0), 1) or model in self._pinned or work_s[model] >= most_s:
+                continue
+            if (spare := before.get(model, frozenset()) & set(demand.active)) and len(spare) < copies:
+                self._spare[model] = spare
+            else:
+                undecided.append(model)
+        self._spare |= spare_copies(self._used(demands), undecided, room)
+
+    def _used(self, demands: Mapping[str, Demand]) -> list[Demand]:
+        """The models, with the copies that they use."""
+        found = []
+        for demand in demands.values():
+            leaving = self.leaving(demand.model)
+            found.append(replace(demand, active=tuple(name for name in demand.active if name not in leaving)))
+        return found
 
     def _go_on(self, under_way: _UnderWay, demands: Mapping[str, Demand], now: float) -> None:
         demand = demands.get(under_way.move.model)
@@ -93,8 +125,8 @@ class ModelMoves:
         if late or gone or now - under_way.arrived_s > REST_S:
             self._under_way = None
 
-    def _demands(self, devices: Mapping[str, Device]) -> dict[str, Demand]:
-        """Of all models that some device can bring on and off."""
+    def _demands(self, devices: Mapping[str, Device]) -> tuple[dict[str, Demand], dict[str, float]]:
+        """Of all models that some device can bring on and off; and the seconds of work that each has."""
         models: dict[str, Model] = {}
         loads: dict[str, dict[str, ModelLoad]] = {}
         for name, device in devices.items():
@@ -113,4 +145,5 @@ class ModelMoves:
                 frozenset(loads[name]),
                 name in self._pinned,
             )
-        return found
+        work_s = {name: sum(sum(load.by_priority.values()) for load in at.values()) for name, at in loads.items()}
+        return found, work_s

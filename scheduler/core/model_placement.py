@@ -9,7 +9,7 @@ model share its demand, and never a device (A.2.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 #: A move must lower the pressure that the model sees by this share. The paper gives no value.
@@ -63,11 +63,7 @@ def moves(demands: Sequence[Demand], device_bytes: Mapping[str, int], tau: float
     Each move, on top of those before it, leaves the new device with less pressure than the old one had, by `tau`: so
     moves never go round in circles.
     """
-    planned, real = ({name: _Device(bytes_) for name, bytes_ in device_bytes.items()} for _ in range(2))
-    for demand in demands:
-        for name in demand.active:
-            if name in real:
-                real[name].take(demand.each, demand.weight_bytes)
+    planned, real = _filled((), device_bytes), _filled(demands, device_bytes)
     found: list[Move] = []
     for demand in sorted(demands, key=lambda d: (not d.stays, -d.each, d.model)):
         w, weights, taken = demand.each, demand.weight_bytes, set[str]()
@@ -90,13 +86,36 @@ def moves(demands: Sequence[Demand], device_bytes: Mapping[str, int], tau: float
     return found
 
 
+def spare_copies(
+    demands: Sequence[Demand], models: Collection[str], device_bytes: Mapping[str, int]
+) -> dict[str, frozenset[str]]:
+    """Of these models, which one device can serve: the devices that they can do without. One copy remains, where the
+    pressure becomes least; the greatest demand chooses first."""
+    devices = _filled((d for d in demands if d.model not in models), device_bytes)
+    found: dict[str, frozenset[str]] = {}
+    for demand in sorted(demands, key=lambda d: (-d.w, -d.weight_bytes, d.model)):
+        able = [name for name in demand.active if name in devices]
+        if demand.model in models and able:
+            w, weights = demand.w, demand.weight_bytes
+            kept = min(able, key=lambda name: (devices[name].ratio(w, weights), -devices[name].left, name))
+            devices[kept].take(w, weights)
+            found[demand.model] = frozenset(demand.active) - {kept}
+    return found
+
+
+def _filled(demands: Iterable[Demand], device_bytes: Mapping[str, int]) -> dict[str, _Device]:
+    """The devices with all copies of these models."""
+    devices = {name: _Device(bytes_) for name, bytes_ in device_bytes.items()}
+    for demand in demands:
+        for name in demand.active:
+            if name in devices:
+                devices[name].take(demand.each, demand.weight_bytes)
+    return devices
+
+
 def roomiest(demand: Demand, demands: Sequence[Demand], device_bytes: Mapping[str, int]) -> str:
     """The device of the least pressure for a further copy of a model; empty: there is none with room."""
-    devices = {name: _Device(bytes_) for name, bytes_ in device_bytes.items()}
-    for other in demands:
-        for name in other.active:
-            if name in devices:
-                devices[name].take(other.each, other.weight_bytes)
+    devices = _filled(demands, device_bytes)
     able = [name for name in sorted(devices) if name in demand.may and name not in demand.active]
     best = min(able, key=lambda name: devices[name].ratio(demand.w, demand.weight_bytes), default="")
     return best if best and devices[best].ratio(demand.w, demand.weight_bytes) < math.inf else ""

@@ -85,11 +85,6 @@ class ModelColumns:
         self.request_s[row] = load.request_s
         self.activation_s[row] = load.activation_s
 
-    def asked(self, row: int) -> None:
-        """A request goes to this device, which activates the model if it is cold there."""
-        if self.state[row] == ModelState.COLD:
-            self.state[row] = ModelState.LOADING
-
     def serves(self, rows: slice | int) -> Flags:
         """Whether requests for the model may go to these devices."""
         able: Flags = (self.state[rows] == ModelState.ACTIVE) | (self.activation_s[rows] > 0)

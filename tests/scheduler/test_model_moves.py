@@ -169,3 +169,28 @@ def test_a_model_is_kept_active_on_as_many_nodes_as_configured() -> None:
     assert [(w.node, w.model) for w in woken(control, 10.0)] == [("node-1", "a")]
     report(control, 20.0, {"a", "b"}, {"a"}, rate=0.0)
     assert not woken(control, 20.0)
+
+
+def test_an_idle_model_leaves_all_copies_but_one_and_uses_them_again_when_work_piles_up() -> None:
+    control = fleet()
+    report(control, 10.0, {"a", "b"}, {"a", "b"}, rate=1.0)
+    control.tick(10.0)
+    spare = {model: control.model_moves.leaving(model) for model in "ab"}
+    assert all(len(left) == 1 for left in spare.values()) and spare["a"] != spare["b"], "a device each"
+    [gone] = spare["a"]
+    assert {asks(control, "a", n, 11.0) for n in range(5)} == {"node-0", "node-1"} - {gone}
+    for n in range(2):
+        busy = {
+            name: ModelLoad(ModelState.ACTIVE, request_s=0.1, by_priority={0: 30.0 if name == "a" else 0.0})
+            for name in "ab"
+        }
+        control.fleet.loaded(f"node-{n}", LoadReport(outstanding_s=30.0, models=busy), [], [], 20.0)
+    control.tick(20.0)
+    assert not control.model_moves.leaving("a") and control.model_moves.leaving("b") == spare["b"]
+
+
+def test_copies_that_are_wanted_stay() -> None:
+    control = fleet(min_nodes={"a": 2}, pinned=frozenset("b"))
+    report(control, 10.0, {"a", "b"}, {"a", "b"}, rate=1.0)
+    control.tick(10.0)
+    assert not control.model_moves.leaving("a") and not control.model_moves.leaving("b")
