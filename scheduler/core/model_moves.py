@@ -63,7 +63,7 @@ class ModelMoves:
         under_way, spare = self._under_way, self._spare.get(model, frozenset())
         if under_way is None or under_way.move.model != model or math.isinf(under_way.arrived_s):
             return spare
-        return spare | {under_way.move.leaves}
+        return spare - {under_way.move.to} | {under_way.move.leaves}
 
     def tick(self, now: float) -> list[Wake]:
         """Decide, if it is time to."""
@@ -72,11 +72,11 @@ class ModelMoves:
         self._due_s = now + LOOK_S
         devices = {name: device for name, device in self._fleet.devices.items() if device.state(now) == "serving"}
         demands, work_s = self._demands(devices)
+        room = {name: device.device_bytes for name, device in devices.items() if device.device_bytes}
+        self._do_without(demands, work_s, room)
         if self._under_way is not None:
             self._go_on(self._under_way, demands, now)
             return []
-        room = {name: device.device_bytes for name, device in devices.items() if device.device_bytes}
-        self._do_without(demands, work_s, room)
         for demand in demands.values():
             few = len(demand.active) < self._min_nodes.get(demand.model, 0)
             if few and (to := roomiest(demand, list(demands.values()), room)):
@@ -97,7 +97,11 @@ class ModelMoves:
             copies = len(demand.active)
             if copies <= max(self._min_nodes.get(model, 0), 1) or model in self._pinned or work_s[model] >= most_s:
                 continue
-            if (spare := before.get(model, frozenset()) & set(demand.active)) and len(spare) < copies:
+            going = self._under_way.move if self._under_way is not None else None
+            spare = before.get(model, frozenset()) & set(demand.active)
+            if going is not None and going.model == model:
+                spare -= {going.to}
+            if spare and len(spare) < copies:
                 self._spare[model] = spare
             else:
                 undecided.append(model)

@@ -57,7 +57,8 @@ class Placer:
     def choose(self, session: SessionKey, turn: PlacementRequest, view: Snapshot) -> Choice:
         """The device for this turn or hint; one that the model is leaving only if there is no other. Raises what
         `filters.eligible` raises."""
-        if leaving := self.model_moves.leaving(turn.model):
+        leaving = self.model_moves.leaving(turn.model)
+        if leaving and any(here and name not in leaving for name, here in zip(view.names, view.here, strict=True)):
             turn = replace(turn, avoid=frozenset(turn.avoid) | leaving)
         return place(view, turn, self._policy, seed_of(session))
 

@@ -71,12 +71,18 @@ def load_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
 
 
 def activation_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
-    """Time until the model's weights are on the device, and `COPY_S` for a copy that is not the first. For a hint: of
-    the time what its lead does not cover, plus `HIDDEN` of the total."""
+    """Time until the model's weights are on the device; and for a copy that is not the first `COPY_S`, or `STAYS_SHARE`
+    of the work on the idlest device that has the model, whichever is more. For a hint: of the time what its lead does
+    not cover, plus `HIDDEN` of the total."""
     seconds: Floats = snapshot.activation_s[rows]
     if turn.advised:
         seconds = HIDDEN * seconds + np.maximum(seconds - turn.lead_s, 0.0)
-    return seconds + COPY_S * ~snapshot.here[rows] if snapshot.here.any() else seconds
+    here = snapshot.here[rows]
+    if not here.any():
+        return seconds
+    copy_s: float = max(COPY_S, STAYS_SHARE * min(work_s(snapshot, turn, rows[here]).tolist()))
+    found: Floats = seconds + copy_s * ~here
+    return found
 
 
 def leaving_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:

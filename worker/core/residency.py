@@ -42,6 +42,8 @@ _MOST_EXPECTED = 16
 _EARLY_S = 0.25
 #: Wait before a failed activation is tried again, in seconds: the first, and the longest.
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
+#: Time between two looks for who could come without another giving way, in seconds.
+_LOOK_S = 0.1
 #: Time between two looks for memory, in seconds.
 _POLL_S = 0.05
 #: Time that a step may wait for layers, in seconds: other models' steps wait as well.
@@ -88,6 +90,8 @@ class Resident:
     used_s: float = -math.inf
     #: Since when its requests have waited for weights or, with weights, for any memory; infinite: they do not.
     waits_s: float = math.inf
+    #: Not even all idle models' memory would do for it: others must give way first.
+    crowded_out: bool = False
     #: Layers that are here, while loading.
     ready: int = 0
     #: Hinted requests of sessions without KV here, soonest first; hints of others reach the engine by the store.
@@ -139,6 +143,7 @@ class Residency:
     #: Measured speed of copies of weights, of one model at a time.
     copy_bytes_s: float = _COPY_BYTES_S
     _now: float = 0.0
+    _looked_s: float = -math.inf
 
     def join(self, resident: Resident, state: ModelState, now: float = 0.0) -> None:
         """Add a model, COLD or ACTIVE."""
@@ -159,12 +164,18 @@ class Residency:
         return taken
 
     def activation_s(self, name: str) -> float:
-        """Expected time until the model can compute all of a step: 0 when it is active. Any thread."""
+        """Expected time until the model can compute all of a step, with the wait for its turn: 0 when it is active. Any
+        thread."""
         resident = self.models[name]
         if resident.state is ModelState.ACTIVE:
             return 0.0
         here = resident.ready / resident.share.pool.layers if resident.state is ModelState.LOADING else 0.0
-        return (1.0 - here) * resident.bytes_ / self.copy_bytes_s
+        turn_s = self._slice_s(resident) if resident.crowded_out and resident.state is ModelState.COLD else 0.0
+        return turn_s + (1.0 - here) * resident.bytes_ / self.copy_bytes_s
+
+    def _slice_s(self, resident: Resident) -> float:
+        """How long busy models stay before one gives way to this one."""
+        return max(SLICE_S, SLICE_ACTIVATIONS * resident.bytes_ / self.copy_bytes_s)
 
     # ---- time --------------------------------------------------------------------------------------------------
     def expect(self, name: str, expected: Expected) -> None:
@@ -182,6 +193,11 @@ class Residency:
                 not resident.core.saving.busy or now - resident.since_s >= DRAIN_S
             ):
                 self._unload(resident, Why.DRAINED)
+        if now - self._looked_s >= _LOOK_S:
+            self._looked_s = now
+            found = self.balloon.obtainable + sum(each.granules for each in self._idle(0.0))
+            for resident in self.models.values():
+                resident.crowded_out = found < resident.granules + resident.least
         owed = 0
         for resident in sorted(self._waiting(), key=_urgency):
             if resident.state is ModelState.COLD:
@@ -283,7 +299,7 @@ class Residency:
         """All others are busy: let one of them give way. One that waits itself does at once, others after a slice."""
         if any(each.state is ModelState.DRAINING for each in self.models.values()):
             return
-        slice_s = max(SLICE_S, SLICE_ACTIVATIONS * resident.bytes_ / self.copy_bytes_s)
+        slice_s = self._slice_s(resident)
         has_waited = self._now - resident.waits_s >= slice_s
         able = [
             each
