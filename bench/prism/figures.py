@@ -49,11 +49,12 @@ Pool = Callable[[Sequence[Cell]], list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """quick: shorter traces, fewer rates. seed: of the traces."""
+    """quick: shorter traces, fewer rates. seed: of the traces. arms: names of those to run."""
 
     quick: bool
     seed: int
     pool: Pool
+    arms: Sequence[str] = tuple(ARMS)
 
     @property
     def seconds(self) -> float:
@@ -118,7 +119,7 @@ def figure_5(bench: Bench) -> dict[str, Any]:
         )
         for name, each in rates.items()
         for rate in each
-        for arm in ARMS
+        for arm in bench.arms
     ]
     told = {name: {model: asdict(of) for model, of in each.items()} for name, each in targets.items()}
     return _about(bench, EIGHT, base) | {"targets": told, "rows": bench.pool(cells)}
@@ -131,7 +132,7 @@ def figure_5_devices(bench: Bench) -> dict[str, Any]:
 
 def figure_9(bench: Bench) -> dict[str, Any]:
     """Attainment of 54 models against the number of devices."""
-    return _against_devices(bench, FIFTY_FOUR, {"chat": 50.0}, (8, 12) if bench.quick else (8, 12, 16, 24))
+    return _against_devices(bench, FIFTY_FOUR, {"chat": 20.0}, (6,) if bench.quick else (6, 8, 12))
 
 
 def _against_devices(
@@ -142,7 +143,7 @@ def _against_devices(
         functools.partial(_cell, shapes, count, arm, bench.trace(kind, KINDS[name], rate), targets[name], load=name)
         for name, rate in rates.items()
         for count in devices
-        for arm in ARMS
+        for arm in bench.arms
     ]
     return _about(bench, shapes, rates) | {"rows": bench.pool(cells)}
 

@@ -183,12 +183,12 @@ def result() -> str:
         devices(
             "5-devices",
             "Figure 5, row 3: 18 models of 1 to 8B, against the number of devices",
-            "Paper: Prism has 99 % with 4 and 5 devices; no other has 99 % TTFT with 8. Here:",
+            "Paper: Prism has 99 % with 4 and 5 devices; no other has 99 % TTFT with 8. Here (-: the weights do not fit):",
         ),
         devices(
             "9",
             "Figure 9: 54 of the 58 models, against the number of devices",
-            "Paper: 58 models, 99 % TTFT with 16 devices (Prism) and 32 (MuxServe++). Here without the four models that need several devices:",
+            "Paper: 58 models, 99 % TTFT with 16 devices (Prism) and 32 (MuxServe++). Here without the four models that need several devices (-: the weights do not fit):",
         ),
         ten() if figure("10") is not None else "",
         fourteen() if figure("14") is not None else "",

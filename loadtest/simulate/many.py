@@ -208,13 +208,16 @@ def _state(device: SharedDevice, name: str) -> ModelState:
 
 @dataclass(frozen=True, slots=True)
 class ManyRun:
-    """What to simulate. where: see `SharedFleet`. drain_s: after the last request, for running ones to end."""
+    """What to simulate. where: see `SharedFleet`. drain_s: after the last request, for running ones to end. lead_s:
+    before the trace. By default models that were loaded at the start and never used are idle long enough to be
+    evicted."""
 
     kind: SharedKind
     devices: int
     sharing: Sharing
     where: Sequence[Sequence[str]] | None = None
     drain_s: float = 300.0
+    lead_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +257,7 @@ def simulate_many(
         if number % _VALIDATE_EVERY == _VALIDATE_EVERY - 1:
             fleet.validate()
         if len(sent) < len(trace):
-            events.at(trace[len(sent)].time_s, send)
+            events.at(run.lead_s + trace[len(sent)].time_s, send)
 
     def over() -> bool:
         if watch is not None:
@@ -262,9 +265,12 @@ def simulate_many(
         return fleet.answered == len(trace)
 
     if trace:
-        events.at(trace[0].time_s, send)
-        events.run(over, limit_s=trace[-1].time_s + run.drain_s)
+        events.at(run.lead_s + trace[0].time_s, send)
+        events.run(over, limit_s=run.lead_s + trace[-1].time_s + run.drain_s)
     fleet.validate()
-    return ManyOutcome(
-        [Answered(asked, made.first_s, made.end_s, made.node) for asked, made in zip(trace, sent, strict=True)], fleet
-    )
+    return ManyOutcome([_answered(asked, made, run.lead_s) for asked, made in zip(trace, sent, strict=True)], fleet)
+
+
+def _answered(asked: ModelRequest, made: Request, lead_s: float) -> Answered:
+    first_s, end_s = (at_s - lead_s if at_s >= 0 else -1.0 for at_s in (made.first_s, made.end_s))
+    return Answered(asked, first_s, end_s, made.node)

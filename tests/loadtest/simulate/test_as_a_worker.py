@@ -88,7 +88,7 @@ def as_a_worker(asked: list[ModelRequest], models: int, sharing: Sharing) -> tup
 
 
 def simulated(asked: list[ModelRequest], models: int, sharing: Sharing) -> tuple[list[Times], list[int]]:
-    found = simulate_many(ManyRun(kind(models), 1, sharing), asked)
+    found = simulate_many(ManyRun(kind(models), 1, sharing, lead_s=0.0), asked)
     residency = found.fleet.devices["device-0"].residency
     moved = [each.activations for each in residency.models.values()] if residency is not None else []
     return [Times(a.first_s, a.end_s) for a in found.answers], moved

@@ -148,6 +148,14 @@ def test_a_model_s_flood_gets_the_memory_of_others_only_where_memory_moves() -> 
     assert waits["elastic"] < 0.7 * waits["static"]
 
 
+def test_kv_gets_the_memory_of_models_that_have_long_been_idle_when_a_trace_begins() -> None:
+    kind = replace(FULL.of(["Llama-3.1-8B", "Qwen2.5-7B"]), granules=17_000)
+    asked = [ModelRequest(0.01 * n, "Llama-3.1-8B", 700, 300) for n in range(60)]
+    soon, late = (simulate_many(ManyRun(kind, 1, "prism", lead_s=lead_s), asked) for lead_s in (0.0, 60.0))
+    assert soon.totals["evictions"] == 0 and late.totals["evictions"] == 1
+    assert sum(a.ttft_s for a in late.answers) < 0.7 * sum(a.ttft_s for a in soon.answers)
+
+
 def test_with_fixed_devices_a_request_goes_to_its_model_s_device() -> None:
     where = [names()[:2], names()[2:]]
     found = simulate_many(ManyRun(FULL, 2, "elastic", where), trace(4, 10.0, 4.0, names()))
