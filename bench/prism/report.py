@@ -14,8 +14,8 @@ NAMES = {
     "static": "S-Partition (`static`)",
     "elastic": "MuxServe++ (`elastic`)",
     "swap": "QLM (`swap`)",
-    "prism": "`prism`, today",
-    "prism-placed": "`prism`, a device each",
+    "prism": "`prism`",
+    "prism-placed": "`prism`, each model on one device",
 }
 TTFT_SCALE, TPOT_SCALE = "5", "3"
 
@@ -71,11 +71,11 @@ def _targets(found: Any) -> str:
     rate = _values([row for row in rows if row["load"] == "chat"], "rate")[-1]
     moved = _find(rows, load="chat", rate=rate, arm="prism")
     return (
-        f"`prism` today is behind `elastic`: in {found['seconds']:.0f} s at {rate:.0f} requests/s it activates {moved['activations']:.0f} models and "
-        f"preempts {moved['preemptions']:.0f} requests (paper: 2 activations and 3 migrations in 10 minutes). The scheduler spreads a busy model "
-        "over both devices, so weights fill them, and models take turns that would fit side by side. A request stays where it was placed, "
-        "although its model may be active on the other device. With a device each nothing has to move, and `prism` is `elastic`: these loads are "
-        "not enough to need idle models' memory.\n\n"
+        f"In {found['seconds']:.0f} s at {rate:.0f} requests/s `prism` activates {moved['activations']:.0f} models and preempts "
+        f"{moved['preemptions']:.0f} requests (paper: 2 activations and 3 migrations in 10 minutes). `elastic` has each model on the device that "
+        "its mean demand in the whole trace gives; `prism` knows only what has come. At the "
+        "highest rate the two models with the greatest demand meet on one device, and the other device's lighter models leave no room: "
+        "an exchange of models is not built. These loads hardly need idle models' memory.\n\n"
         f"Targets: P95 alone is {min(ttft):.2f} to {max(ttft):.2f} s and {1000 * min(tpot):.1f} to {1000 * max(tpot):.1f} ms a token (paper: 0.04 to "
         f"0.13 s, 5.2 to 50.9 ms). Trace `chat`: {100 * stats['active_share_10_s']:.0f} % of the models active, {stats['idle_intervals_an_hour']:.0f} "
         f"idle intervals above 10 s an hour and model. Weights take {100 * found['weights_share_of_one_device'] / 2:.0f} % of the two devices."

@@ -30,6 +30,7 @@ ASKED: dict[tuple[str, str], tuple[str, Any]] = {
     ("POST", "/v1/client_secrets"): ("/v1/client_secrets", {"session_id": SESSION}),
     ("GET", "/v1/models"): ("/v1/models", None),
     ("GET", "/v1/models/{model}"): ("/v1/models/toy", None),
+    ("GET", "/v1/models/{model}/placement"): ("/v1/models/toy/placement", None),
     ("GET", "/v1/sessions"): ("/v1/sessions", None),
     ("GET", "/v1/sessions/{session_id}"): (f"/v1/sessions/{SESSION}", None),
     ("DELETE", "/v1/sessions/{session_id}"): (f"/v1/sessions/{SESSION}", None),
