@@ -19,7 +19,8 @@ def result() -> str:
 {table(("ms to the first token", "median", "interval"), rows(found["first_token_ms"]))}
 
 Cold ÷ active: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f}), so a little more than wanted. Copying and computing
-share two cores, and the other model's weights have to leave first. Hints are few, and the active turns beside them have
+share two cores. "Warm memory" above includes unmapping the same model's weights first, which are unmapped on another
+thread once others are there. Hints are few, and the active turns beside them have
 not waited for a minute.
 """
 

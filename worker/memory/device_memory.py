@@ -180,7 +180,9 @@ class Span:
         meanwhile. Waits for places that were retired."""
         places = range(at_granule, at_granule + count)
         with self._unmapped:
-            self._unmapped.wait_for(lambda: self._retired.isdisjoint(places))
+            while not self._retired.isdisjoint(places):
+                self.memory._unmapping.hurry()
+                self._unmapped.wait()
         self.memory.physical.show(self._address(at_granule), [self._at[at] for at in places], touch=False)
         self._unshown.difference_update(places)
 
@@ -245,7 +247,9 @@ class Span:
         if self.memory._spans.pop(self.number, None) is None:
             return
         with self._unmapped:
-            self._unmapped.wait_for(lambda: not self._retired)
+            while self._retired:
+                self.memory._unmapping.hurry()
+                self._unmapped.wait()
         for at, _ in self.mapped():
             self._hide(at, 1)
         shown = list(self._at.values())

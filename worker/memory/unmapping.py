@@ -1,4 +1,7 @@
-"""Unmaps ranges that nobody uses any more, on a thread of its own: a model's weights take longer than a step."""
+"""Unmaps ranges that nobody uses any more, on a thread of its own: a model's weights take longer than a step.
+
+It waits a little, because weights leave when others come, whose mapping and copying would wait for the same locks.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from collections.abc import Callable
 
 from runtime import telemetry
 from worker.memory.physical import PhysicalMemory
+
+#: Wait before ranges are unmapped, in seconds, unless somebody needs their place.
+DELAY_S = 0.5
 
 log = telemetry.logger("worker.memory.unmapping")
 
@@ -19,6 +25,11 @@ class Unmapping:
         self._physical = physical
         self._work: queue.SimpleQueue[tuple[int, int, Callable[[], object]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._hurry = threading.Event()
+
+    def hurry(self) -> None:
+        """Somebody waits for a range. Any thread."""
+        self._hurry.set()
 
     def put(self, address: int, count: int, then: Callable[[], object]) -> None:
         """Unmap `count` granules from `address` on, and call `then`, on the thread."""
@@ -31,14 +42,26 @@ class Unmapping:
         """Return when all is unmapped."""
         if self._thread is not None:
             self._work.put(None)
+            self.hurry()
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            address, count, then = work
-            try:
-                self._physical.hide(address, count)
-            except Exception:
-                log.exception("a range stays mapped")  # who maps something there next gets the error
-            then()
+            self._hurry.wait(DELAY_S)
+            while work is not None:
+                self._unmap(*work)
+                try:
+                    work = self._work.get_nowait()
+                except queue.Empty:
+                    break
+            else:
+                return
+            self._hurry.clear()
+
+    def _unmap(self, address: int, count: int, then: Callable[[], object]) -> None:
+        try:
+            self._physical.hide(address, count)
+        except Exception:
+            log.exception("a range stays mapped")  # who maps something there next gets the error
+        then()
