@@ -55,7 +55,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             section.hint_burst,
             pinned=frozenset(name for name, model in models.items() if model.pinned),
             min_nodes={name: model.min_nodes for name, model in models.items() if model.min_nodes},
-            moves_models=number == 0,
+            moves_models=number == 0 and config.sharing in ("prism", "swap"),
         )
         self.control = Control(settings)
         self.reports = Reports(self.control, self.clock)

@@ -4,7 +4,7 @@ A move wakes the model on the new device. Once it is active there, turns and hin
 device's copy goes when its memory is needed. The sessions' KV follows through the stores, as in every move of a turn.
 
 A model that is active on several devices, and has so little to do that one can serve it, leaves all but one in the same
-way: copies take memory that other models' KV could have. It uses them again when its work piles up.
+way where other models are cold: its copies take their memory. It uses them again when its work piles up.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class ModelMoves:
             else:
                 undecided.append(model)
         self._spare |= spare_copies(self._used(demands), undecided, room)
+        short = {name for demand in demands.values() for name in demand.may - set(demand.active)}
+        self._spare = {model: spare & short for model, spare in self._spare.items() if spare & short}
 
     def _used(self, demands: Mapping[str, Demand]) -> list[Demand]:
         """The models, with the copies that they use."""

@@ -171,22 +171,54 @@ def test_a_model_is_kept_active_on_as_many_nodes_as_configured() -> None:
     assert not woken(control, 20.0)
 
 
+C = replace(MODEL, name="c", weight_bytes=8 * GIB)
+
+
+def crowded(*, cold: bool = True) -> Control:
+    """Two devices with a and b active, and c cold, unless it is on none."""
+    models = (A, B, C) if cold else (A, B)
+    control = Control(Settings(models=("a", "b", "c")))
+    for n in range(2):
+        control.fleet.worker_joined(f"node-{n}", f"w{n}", models, 0.0, device_bytes=10 * GIB)
+        control.fleet.store_joined(f"node-{n}", f"s{n}")
+    return control
+
+
+def say(control: Control, now: float, **seconds: float) -> None:
+    """Both devices report so much work for each model, c cold."""
+    for n in range(2):
+        loads = {
+            model.name: ModelLoad(
+                ModelState.COLD if model is C else ModelState.ACTIVE,
+                request_s=0.1,
+                token_rate=1.0,
+                activation_s=0.5 if model is C else 0.0,
+                by_priority={0: seconds.get(model.name, 0.0)},
+            )
+            for model in control.fleet.devices[f"node-{n}"].models
+        }
+        report = LoadReport(outstanding_s=sum(seconds.values()), models=loads)
+        control.fleet.loaded(f"node-{n}", report, [], [], now)
+
+
 def test_an_idle_model_leaves_all_copies_but_one_and_uses_them_again_when_work_piles_up() -> None:
-    control = fleet()
-    report(control, 10.0, {"a", "b"}, {"a", "b"}, rate=1.0)
+    control = crowded()
+    say(control, 10.0)
     control.tick(10.0)
     spare = {model: control.model_moves.leaving(model) for model in "ab"}
     assert all(len(left) == 1 for left in spare.values()) and spare["a"] != spare["b"], "a device each"
     [gone] = spare["a"]
     assert {asks(control, "a", n, 11.0) for n in range(5)} == {"node-0", "node-1"} - {gone}
-    for n in range(2):
-        busy = {
-            name: ModelLoad(ModelState.ACTIVE, request_s=0.1, by_priority={0: 30.0 if name == "a" else 0.0})
-            for name in "ab"
-        }
-        control.fleet.loaded(f"node-{n}", LoadReport(outstanding_s=30.0, models=busy), [], [], 20.0)
+    say(control, 20.0, a=30.0)
     control.tick(20.0)
     assert not control.model_moves.leaving("a") and control.model_moves.leaving("b") == spare["b"]
+
+
+def test_where_all_models_fit_copies_stay() -> None:
+    control = crowded(cold=False)
+    say(control, 10.0)
+    control.tick(10.0)
+    assert not control.model_moves.leaving("a") and not control.model_moves.leaving("b")
 
 
 def test_copies_that_are_wanted_stay() -> None:
