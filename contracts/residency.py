@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import NamedTuple
 
 from contracts.models import ModelState
@@ -23,7 +23,7 @@ class MemoryShare(NamedTuple):
     bytes_: int
 
 
-class Why(StrEnum):
+class Why(str, Enum):
     """Why a model's weights moved. `other`: see `WeightsMove`."""
 
     #: The worker started.
