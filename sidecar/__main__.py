@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import start_http_server
 
@@ -69,6 +71,7 @@ class SidecarProcess:
         self._place: Path | str = server_url(config, number, device) or self.vllm.socket
         self.reporter: Reporter | None = None
         self._wake: WakeSocket | None = None
+        self._metrics: WSGIServer | None = None
 
     async def start(self) -> None:
         """Listen, watch the server, and report once it serves."""
@@ -164,7 +167,7 @@ class SidecarProcess:
         telemetry.REGISTRY.register(metrics)
         try:
             host = self.own.worker_listen.rpartition(":")[0]
-            start_http_server(self.own.metrics_port, addr=host, registry=telemetry.REGISTRY)
+            self._metrics, _ = start_http_server(self.own.metrics_port, addr=host, registry=telemetry.REGISTRY)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 
@@ -182,6 +185,13 @@ class SidecarProcess:
         if self._wake is not None:
             self._wake.close()
         await self.client.close()
+        if self._metrics is not None:
+            threading.Thread(target=_ended, args=(self._metrics,), daemon=True).start()  # it looks twice a second
+
+
+def _ended(server: WSGIServer) -> None:
+    server.shutdown()
+    server.server_close()
 
 
 def _key_of(config: Config, place: Path | str, vllm: VllmPlaces) -> Callable[[], str]:
