@@ -157,4 +157,5 @@ def test_free_ports_are_free() -> None:
 
     for port in range(first, first + 12):
         with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: an earlier stack may have had it
             s.bind(("127.0.0.1", port))
