@@ -89,8 +89,8 @@ def armed(
         shutil.rmtree(shared)
 
 
-def ask(stack: Stack, model: str, tokens: int, session: str) -> Answer:
-    return Chat(stack.url, session, model=model, max_tokens=tokens).say(script(len(model))[0], timeout_s=120)
+def ask(stack: Stack, model: str, tokens: int, session: str, node: str | None = None) -> Answer:
+    return Chat(stack.url, session, model=model, max_tokens=tokens).say(script(len(model))[0], node, timeout_s=120)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -98,7 +98,8 @@ def test_every_request_is_answered_when_the_worker_dies_at(armed: Armed, alone: 
     file = armed.arm(point)
     with ThreadPoolExecutor() as pool:
         asked: list[tuple[str, Future[Answer]]] = [
-            (name, pool.submit(ask, armed.stack, name, SHORT, f"{point}-{name}-{n}"))
+            # All on one node, which cannot hold them together.
+            (name, pool.submit(ask, armed.stack, name, SHORT, f"{point}-{name}-{n}", f"node-{n % armed.stack.nodes}"))
             for n in range(2)
             for name in LAYERS
         ]
