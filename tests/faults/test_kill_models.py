@@ -115,9 +115,16 @@ def test_every_request_is_answered_when_the_worker_dies_while_a_busy_model_gives
     # Longer than a slice of 2 s on each device.
     asked = [("large, long", n) for n in range(2 * armed.stack.nodes)]
     with ThreadPoolExecutor() as pool:
-        going = [(what, pool.submit(ask, armed.stack, "large", LONG, f"long-{n}")) for what, n in asked]
+        where = [f"node-{n % armed.stack.nodes}" for _, n in asked]
+        going = [
+            (what, pool.submit(ask, armed.stack, "large", LONG, f"long-{n}", at))
+            for (what, n), at in zip(asked, where, strict=True)
+        ]
         time.sleep(0.5)
-        going += [("small, long", pool.submit(ask, armed.stack, "small", LONG, f"wait-{n}")) for _, n in asked]
+        going += [
+            ("small, long", pool.submit(ask, armed.stack, "small", LONG, f"wait-{n}", at))
+            for (_, n), at in zip(asked, where, strict=True)
+        ]
         for what, answer in going:
             assert answer.result().text == alone[what], what
     assert not file.exists(), "the worker was not killed there"
