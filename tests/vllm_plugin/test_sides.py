@@ -215,6 +215,7 @@ def test_copies_that_fail_end_their_load_and_their_save_and_no_thread(stack: Sta
         assert engine.core.finished("lost", False, time.time())
     while not engine.all_report("sent", "lost"):
         engine.step()
+    engine.until(lambda: not engine.core._saves)  # the store hears that they failed before it hears what comes next
     works._arena = arena
     expected = list(saved(engine, tokens, salt).values())
     for name, blocks in (("fails", [20, 21, 22, 23, 24]), ("comes", [30, 27, 26, 29, 31])):
