@@ -1,9 +1,9 @@
 """When a service that died is restarted, and when the launcher gives up.
 
-The delay doubles from FIRST_DELAY_S to LONGEST_DELAY_S, and starts over once a service has run for STABLE_S. A service
-that ends at once with status 2 (wrong usage or configuration) is not restarted. After REPEATS ends at once in a row
-with the same error, its log is shown; the launcher then gives up if the stack has never served, and else goes on
-trying, as a lost peer or disk may come back.
+The delay doubles from FIRST_DELAY_S to LONGEST_DELAY_S, and starts over once a service has run for STABLE_S. After
+REPEATS ends at once in a row with the same error, or the first with status 2 (wrong usage or configuration), its log is
+shown. The launcher then gives up if the stack has never served. Else it goes on trying: others still serve, and a lost
+peer, disk or model may come back.
 """
 
 from __future__ import annotations
@@ -44,19 +44,17 @@ class RestartPolicy:
         status: `Popen.returncode`, negative for a signal. last_line: of the service's log; its numbers are ignored, as
         times differ. has_served: the stack has been ready before.
         """
-        if status == WRONG_USAGE_STATUS and alive_s < self._at_once_s:
-            return Verdict(None, show_log=True)
         if alive_s >= STABLE_S:
             self._next_delay_s = FIRST_DELAY_S
         error = (status, re.sub(r"[0-9]+", "#", last_line))
         self._repeats = self._repeats + 1 if alive_s < self._at_once_s and error == self._last_error else 1
         self._last_error = error if alive_s < self._at_once_s else None
-        hopeless = self._repeats >= REPEATS
-        if hopeless and not has_served:
+        hopeless = 1 if status == WRONG_USAGE_STATUS else REPEATS
+        if self._repeats >= hopeless and alive_s < self._at_once_s and not has_served:
             return Verdict(None, show_log=True)
         delay_s = self._next_delay_s
         self._next_delay_s = min(LONGEST_DELAY_S, 2 * delay_s)
-        return Verdict(delay_s, show_log=self._repeats == REPEATS)
+        return Verdict(delay_s, show_log=self._repeats == hopeless and alive_s < self._at_once_s)
 
     def validate(self) -> None:
         """Raise AssertionError when the invariant does not hold."""

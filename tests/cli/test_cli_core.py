@@ -67,9 +67,16 @@ def test_a_service_that_lived_long_is_started_again_at_once() -> None:
     assert exits(policy, 1, alive_s=31.0) == [FIRST_DELAY_S]
 
 
-def test_a_wrong_configuration_is_final() -> None:
-    verdict = RestartPolicy().exited(alive_s=0.5, status=2, last_line="kv.hbm_gib = -1", has_served=True)
+def test_a_wrong_configuration_is_final_until_the_stack_has_served() -> None:
+    verdict = RestartPolicy().exited(alive_s=0.5, status=2, last_line="kv.hbm_gib = -1", has_served=False)
     assert verdict.delay_s is None and verdict.show_log
+
+
+def test_a_stack_that_has_served_outlives_a_service_whose_model_has_gone() -> None:
+    policy = RestartPolicy()
+    verdicts = [policy.exited(alive_s=0.5, status=2, last_line="no such model", has_served=True) for _ in range(9)]
+    assert [v.show_log for v in verdicts] == [True] + 8 * [False]
+    assert verdicts[-1].delay_s == LONGEST_DELAY_S
 
 
 def test_five_equal_failures_end_a_stack_that_never_served() -> None:

@@ -140,7 +140,7 @@ def test_a_server_that_fails_late_and_always_alike_is_given_up() -> None:
     policy = RestartPolicy(at_once_s=600.0)
     verdicts = [policy.exited(alive_s=40.0, status=1, last_line="no room", has_served=False) for _ in range(5)]
     assert [v.delay_s is None for v in verdicts] == [False] * 4 + [True]
-    assert RestartPolicy(600.0).exited(alive_s=40.0, status=2, last_line="", has_served=True).delay_s is None
+    assert RestartPolicy(600.0).exited(alive_s=40.0, status=2, last_line="", has_served=False).delay_s is None
 
 
 # ---- the launcher ----------------------------------------------------------------------------------------------------
