@@ -20,11 +20,11 @@ from runtime.config import Config
 from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.gpus import others, show_only
-from runtime.registry import as_only, registered
+from runtime.registry import as_only, load_links, registered
 from runtime.reporter import PlacedWeights, Reported, Reporter
 from runtime.service import Tasks, arguments, run, serve
 from storelink.link import StoreLink
-from worker.devices.device import choose_device, load_links
+from worker.devices.device import choose_device
 from worker.engine import failpoints
 from worker.engine.device_loop import DeviceLoop
 from worker.measure.initial_pace import compute_threads, measured_rates

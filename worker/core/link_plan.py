@@ -95,7 +95,8 @@ class LinkPlan:
         return self._lanes[lane].link in self._out
 
     def take(self, lane: int, now: float) -> int | None:
-        """The piece that this free lane is to bring now. None: ask again soon, unless all is `over` or the link `out`."""
+        """The piece that this free lane is to bring now. None: ask again soon, unless all is `over`, or the link is
+        `out`."""
         self._take_back(now)
         mine = self._lanes[lane]
         mine.joined = True

@@ -19,6 +19,7 @@ from contracts.errors import ConfigError
 from runtime import niceness, telemetry
 from runtime.config import Config
 from runtime.model_config import ModelConfig, load_config
+from runtime.registry import load_links
 from runtime.sections import GIB
 from worker.core.granules import Owner, Use
 from worker.devices.cpu.native_runner import NativeRunner
@@ -108,11 +109,6 @@ def choose_device(config: Config, threads: int, paths: Sequence[Path] = ()) -> D
     if device_kind(config.worker.device, Found.here()) == "cpu":
         return _Host(config, models, threads)
     return _Cuda(config, models)
-
-
-def load_links(config: Config, models: int) -> int:
-    """Links over which this worker's `models` are loaded, its own included: several only where weights come and go."""
-    return config.worker.load_links if models > 1 and config.sharing in ("prism", "swap") else 1
 
 
 def suits_cuda(model: ModelConfig, chunk_tokens: int) -> str:
