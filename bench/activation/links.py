@@ -30,11 +30,11 @@ def arms(pieces: int) -> dict[str, list[PacedLink]]:
     """The other links, by name of the arm."""
     return {
         "own link": [],
-        "2 links": [PacedLink("b", BYTES_S)],
-        "4 links": [PacedLink(name, BYTES_S) for name in "bcd"],
-        "2 links, the other at a quarter": [PacedLink("b", BYTES_S / 4)],
-        "2 links, the other fails halfway": [PacedLink("b", BYTES_S, fails_after=pieces // 4)],
-        "2 links, the other fails at once": [PacedLink("b", BYTES_S, fails_after=0)],
+        "two links": [PacedLink("b", BYTES_S)],
+        "four links": [PacedLink(name, BYTES_S) for name in "bcd"],
+        "two links, the other at a quarter": [PacedLink("b", BYTES_S / 4)],
+        "two links, the other fails halfway": [PacedLink("b", BYTES_S, fails_after=pieces // 4)],
+        "two links, the other fails at once": [PacedLink("b", BYTES_S, fails_after=0)],
     }
 
 

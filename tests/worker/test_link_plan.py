@@ -18,12 +18,14 @@ _LANES = 2
 @dataclass
 class Load:
     """A load in virtual time: `speeds` of links in bytes per second, by which their lanes share; `fails`: links that
-    fail when they have staged so many pieces; `stalls`: likewise, but they say nothing for a long time."""
+    fail when they have staged so many pieces; `stalls`: likewise, but they say nothing for a long time; `held_up`:
+    which pieces of a link take ten times as long."""
 
     sizes: list[int]
     speeds: list[float]
     fails: dict[int, int] = field(default_factory=dict)
     stalls: dict[int, int] = field(default_factory=dict)
+    held_up: dict[int, set[int]] = field(default_factory=dict)
     paces: LinkPaces | None = None
     now: float = 0.0
     order: list[int] = field(default_factory=list)
@@ -40,7 +42,9 @@ class Load:
                     link = lanes[lane]
                     staged[link] += 1
                     stalled = staged[link] > self.stalls.get(link, 1 << 30)
-                    ends[lane] = self.now + (1e4 if stalled else self.sizes[piece] * _LANES / self.speeds[link])
+                    takes_s = self.sizes[piece] * _LANES / self.speeds[link]
+                    takes_s *= 10 if staged[link] in self.held_up.get(link, ()) else 1
+                    ends[lane] = self.now + (1e4 if stalled else takes_s)
                     free.discard(lane)
                     self.taken.append(piece)
             plan.validate()
@@ -65,8 +69,8 @@ class Load:
 
 def learned(speeds: list[float]) -> LinkPaces:
     paces = LinkPaces(len(speeds))
-    for link, speed in enumerate(speeds):
-        paces.note(link, 1, _LANES / speed)
+    for link, speed in enumerate(speeds * 3):
+        paces.note(link % len(speeds), 1, _LANES / speed)
     return paces
 
 
@@ -119,6 +123,18 @@ def test_links_that_fail_or_stall_leave_their_pieces_to_others(
     load = Load([30] * 60, [100.0] * links, fails, stalls)
     load.run()
     assert load.now <= 60 * 30 / 100 * 2.2, "as fast as the device's own link, and the time to notice"
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4])
+def test_a_link_that_stalls_with_the_first_pieces_of_all_keeps_none_of_them(pieces: int) -> None:
+    load = Load([30] * pieces, [100.0, 200.0], stalls={1: 0})
+    assert load.run().carried == [30 * pieces, 0] and load.now < 10
+
+
+@pytest.mark.parametrize("held_up", [{1, 2}, {9}, {9, 10}])
+def test_a_link_that_was_held_up_now_and_then_is_used_on(held_up: set[int]) -> None:
+    carried = Load([30] * 120, [100.0, 100.0], held_up={1: held_up}).run().carried
+    assert carried[1] > 0.35 * sum(carried)
 
 
 def test_a_link_that_carried_nothing_is_tried_again_in_the_next_load() -> None:

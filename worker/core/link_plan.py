@@ -13,15 +13,17 @@ Times are arguments, in seconds. Not thread-safe.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Pieces that a free lane looks at. A link slower by more than this factor carries nothing.
 _AHEAD = 64
-#: Staging is overdue after so many times what is expected of it, and not before this time in seconds.
-_OVERDUE, _OVERDUE_S = 4.0, 0.05
-#: Weight of the newest piece in a link's pace.
-_NEWEST = 0.3
+#: Staging is overdue after so many times what is expected of it, and not before the first time in seconds; after the
+#: second where nothing is known.
+_OVERDUE, _OVERDUE_S, _UNKNOWN_S = 4.0, 0.05, 1.0
+#: A link's pace is the median of its last pieces, from the third on: one that was held up says little.
+_PIECES, _ENOUGH = 5, 3
 
 
 class LinkPaces:
@@ -30,26 +32,30 @@ class LinkPaces:
 
     def __init__(self, links: int = 1) -> None:
         self._known: list[float | None] = [None] * links
+        self._last = [list[float]() for _ in range(links)]
 
     def of(self, link: int) -> float:
         """A link not yet measured is taken for as good as the best; 1 if none is."""
-        known = self._known[link]
-        return min((pace for pace in self._known if pace), default=1.0) if known is None else known
+        if (known := self._known[link]) is not None:
+            return known
+        measured = [pace for pace in self._known if pace is not None]
+        return min(measured or itertools.chain(*self._last), default=1.0)
 
     @property
     def measured(self) -> bool:
-        """Whether any link is."""
-        return any(self._known)
+        """Whether anything is known."""
+        return any(self._last)
 
     def note(self, link: int, bytes_: int, seconds: float) -> None:
         """A lane took so long for one piece."""
-        before, now = self._known[link], max(seconds, 1e-9) / max(bytes_, 1)
-        self._known[link] = now if before is None else before + _NEWEST * (now - before)
+        last = self._last[link] = [*self._last[link][1 - _PIECES :], max(seconds, 1e-9) / max(bytes_, 1)]
+        if len(last) >= _ENOUGH:
+            self._known[link] = sorted(last)[len(last) // 2]
 
     def forget(self, links: Sequence[int]) -> None:
         """Measure these links anew."""
         for link in links:
-            self._known[link] = None
+            self._known[link], self._last[link] = None, []
 
 
 @dataclass(slots=True)
@@ -165,12 +171,10 @@ class LinkPlan:
 
     def _take_back(self, now: float) -> None:
         """Pieces whose staging is overdue wait again."""
-        if not self._paces.measured:
-            return
         for lane in self._lanes:
             limit_s = max(_OVERDUE * lane.bytes * self._paces.of(lane.link), _OVERDUE_S)
+            limit_s = limit_s if self._paces.measured else _UNKNOWN_S
             if lane.piece is not None and not self._writes(lane) and now - lane.began > limit_s:
-                self._paces.note(lane.link, lane.bytes, now - lane.began)
                 bisect.insort(self._waiting, lane.piece)
                 lane.piece, lane.lost = None, True
 
