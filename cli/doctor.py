@@ -24,7 +24,7 @@ from runtime.config import Config
 from runtime.config_checks import LOOPBACK
 from runtime.model_directory import check_directory, check_foreign_directory
 from runtime.model_names import hub_id
-from runtime.registry import registered
+from runtime.registry import load_links, registered
 from runtime.sections import GIB
 from runtime.vllm_places import missing_python
 
@@ -249,12 +249,16 @@ def _device(config: Config) -> Iterator[Finding]:
         "device", "ok", "an NVIDIA driver is here" if cuda else "no NVIDIA driver; the worker computes on the CPU"
     )
     if not machine.on_host(config):
-        yield from gpus_for(config.nodes.devices, gpus.seen())
+        yield from gpus_for(config.nodes.devices, gpus.seen(), load_links(config, len(config.models)))
 
 
-def gpus_for(devices: int, found: int) -> Iterator[Finding]:
-    """A finding if a node's devices exceed the CUDA devices found here; none if there is no CUDA device at all."""
-    if found == 1 < devices:
+def gpus_for(devices: int, found: int, links: int = 1) -> Iterator[Finding]:
+    """A finding if a node's devices exceed the CUDA devices found here; none if there is no CUDA device at all. links:
+    over which each loads weights."""
+    if found == 1 < links:
+        detail = f"worker.load_links = {links}, and one CUDA device is here: the workers do not start"
+        yield Finding("devices", "fail", detail, "set worker.load_links: 1")
+    elif found == 1 < devices:
         yield Finding(
             "devices",
             "warn",

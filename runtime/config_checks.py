@@ -27,6 +27,11 @@ def check(config: Config) -> None:
             f"gateway.host = {config.gateway.host!r} listens beyond loopback without API keys; "
             "set gateway.api_keys, or gateway.host: 127.0.0.1"
         )
+    if config.worker.load_links > config.nodes.devices:
+        raise ConfigError(
+            f"worker.load_links = {config.worker.load_links}: a node has nodes.devices = {config.nodes.devices}, and "
+            "weights come through the links of a node's own devices only; lower it, or raise nodes.devices"
+        )
     _check_schedulers(config)
     _check_models(config)
     ports = [("gateway.port", config.gateway.port)]

@@ -27,3 +27,9 @@ def as_only(config: Config, number: int) -> dict[str, Config]:
         worker = config.worker.model_copy(update={"dtype": dtype})
         found[name] = config.model_copy(update={"model": model.path, "model_name": name, "worker": worker})
     return found
+
+
+def load_links(config: Config, models: int) -> int:
+    """Links over which a worker of so many models loads them, its own included: several only where weights come and
+    go."""
+    return config.worker.load_links if models > 1 and config.sharing in ("prism", "swap") else 1

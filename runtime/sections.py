@@ -140,6 +140,9 @@ class WorkerSection(BaseModel):
     #: Host memory (`shm_dir`) for images of weights, from which models are activated; beyond it they are packed from
     #: the checkpoint each time. None: half of what is free there beside the arenas.
     images_gib: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    #: Links to host memory that an activation uses on CUDA: the device's own, and those of other devices of its node,
+    #: over NVLink. Each takes about half a GiB of those devices' memory (docs/many-models.md).
+    load_links: int = Field(default=1, ge=1, le=MOST_DEVICES)
     #: CPU kernels: native (compiled for this machine), torch, or auto: torch only if compiled kernels cannot be built
     #: or do not suit the model. portable: compiled without bfloat16 instructions, for equal bits on different
     #: processors.

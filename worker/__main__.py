@@ -19,8 +19,8 @@ from runtime.collector import keep_what_is_here
 from runtime.config import Config
 from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
-from runtime.gpus import show_only
-from runtime.registry import as_only, registered
+from runtime.gpus import others, show_only
+from runtime.registry import as_only, load_links, registered
 from runtime.reporter import PlacedWeights, Reported, Reporter
 from runtime.service import Tasks, arguments, run, serve
 from storelink.link import StoreLink
@@ -64,7 +64,7 @@ class WorkerProcess:
         torch.set_grad_enabled(False)
         began = time.monotonic()
         if len(places.devices) > 1 and config.worker.device != "cpu":
-            show_only(own.number)
+            show_only(own.number, others(own.number, len(places.devices), load_links(config, len(self._models))))
         device = choose_device(config, threads, [each.model for each in self._models.values()])
         secret = cluster_secret(config.data)
         salts: dict[str, bytes] = {}

@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
@@ -48,6 +48,7 @@ from worker.memory.paged_kv import PagedKv
 from worker.models.filling import Filling
 from worker.models.image import HostImage, image_of
 from worker.models.load import Model, lay_out, load, too_large
+from worker.models.other_links import OtherLinks
 from worker.service.server import longest
 from worker.text.codec import TextCodec
 
@@ -56,6 +57,8 @@ log = telemetry.logger("worker.serving")
 _MIN_CHUNKS = 4
 #: Threads that copy a model's weights from its image.
 _COPY_THREADS = 2
+#: Wait at the end for what other devices' links still read, in seconds.
+_SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +120,18 @@ class Serving:
 @dataclass(frozen=True, slots=True)
 class Served:
     """The models of a device, not yet running. placing: decides whose weights are on the device; None: all are.
-    images: of weights, in host memory."""
+    images: of weights, in host memory. others: links that read them."""
 
     servings: list[Serving]
     placing: Placing | None = None
     images: tuple[HostImage, ...] = ()
+    others: OtherLinks = field(default_factory=OtherLinks)
 
     def close(self) -> None:
-        """Give up the images. All copies must have ended."""
+        """Give up the images. All copies to this device must have ended."""
+        if not self.others.settled(_SETTLE_S):
+            log.warning("another device's link still reads weights; their images go at the next start")
+            return
         for image in self.images:
             image.close()
 
@@ -186,7 +193,9 @@ def _serve_in_turns(
         if memory.free < need:
             raise too_large(image.config.model, image.model, memory)
         image.model.take()
-        filling = Filling(image.model.spans, host, lambda: None, copy=device.copy, threads=_COPY_THREADS)
+        filling = Filling(
+            image.model.spans, host, lambda: None, copy=device.copy, threads=_COPY_THREADS, others=device.others
+        )
         filling.wait(len(image.model.spans) - 1)
         if host is not None and filling.seconds > 0:
             speeds.append(filling.bytes / filling.seconds)
@@ -214,7 +223,8 @@ def _serve_in_turns(
         _check_reach(resident, residency, config)
     servings = [_bounded(serving) for serving in servings]
     servings.sort(key=lambda serving: images.index(serving.image))
-    return Served(servings, Placing(residency, placed, device.copy, threads=_COPY_THREADS), tuple(packed))
+    placing = Placing(residency, placed, device.copy, threads=_COPY_THREADS, others=device.others)
+    return Served(servings, placing, tuple(packed), device.others)
 
 
 def _meet_targets(servings: Sequence[Serving], activation_s: Callable[[str], float]) -> None:

@@ -9,7 +9,8 @@ from write_figures import read, table
 
 
 def result() -> str:
-    found = read(Path(__file__).with_name("result.json"))
+    found, links = (read(Path(__file__).with_name(name)) for name in ("result.json", "links.json"))
+    alone = links["arms"]["own link"]["all_ms"][0]
     ratio = found["cold_over_active"]
     return f"""
 `bench/activation/run`, 2026-11-26, two cores of an Intel Xeon with AMX. Medians and their intervals:
@@ -22,7 +23,25 @@ Cold ÷ active: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f}), so a little m
 share two cores. "Warm memory" above includes unmapping the same model's weights first, which are unmapped on another
 thread once others are there. Hints are few, and the active turns beside them have
 not waited for a minute.
+
+`bench/activation/run --links`, over a stand-in for links; the machine was busy with other work. Medians of
+{links["settings"]["repeats"]}; all loads brought the same bytes (digests).
+
+{table(("links", "ms to the first layer", "ms to all", "own link ÷ this", "over other links"), by_links(links["arms"], alone))}
 """
+
+
+def by_links(arms: dict[str, Any], alone: float) -> list[list[str]]:
+    return [
+        [
+            name,
+            f"{of['first_layer_ms'][0]:.0f}",
+            f"{of['all_ms'][0]:.0f}",
+            f"{alone / of['all_ms'][0]:.2f}",
+            f"{100 * of['others_share']:.0f} %",
+        ]
+        for name, of in arms.items()
+    ]
 
 
 def rows(figures: dict[str, Any]) -> list[list[str]]:

@@ -75,3 +75,4 @@ def test_flags_say_how_many_devices_a_node_has_and_ports_follow() -> None:
 @pytest.mark.parametrize(("seen", "level"), [(1, "warn"), (2, "fail"), (4, None), (0, None)])
 def test_the_doctor_says_where_there_are_fewer_gpus_than_devices(seen: int, level: str | None) -> None:
     assert [finding.level for finding in gpus_for(4, seen)] == ([level] if level else [])
+    assert [finding.level for finding in gpus_for(4, 1, 2)] == ["fail"], "nobody else's link is there"

@@ -24,6 +24,7 @@ ALLOWED = {
     r"LMCache's kernels need numba .*|lmcache\S* cannot be imported .*": "the whole of LMCache",
     r"Triton has no build for this machine": "x86",
     r"needs a CUDA device|no CUDA device": "make gpu",
+    r"needs two CUDA devices": "make gpu on a machine with several",
     r"there is a CUDA device|GDS may work here": "a machine without one: what is tested is what happens then",
     r"there is no compiler": "cc",
     r"names of x86 processors|this processor (does not|has no) .*|needs a processor with .*": "another processor",

@@ -6,7 +6,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,21 @@ from contracts.request import GenerateRequest, Sampling
 from runtime.config_file import load_config
 from runtime.registry import as_only
 from tests.worker.engine_harness import CHUNK, tiny_model
+from tests.worker.virtual_links import Pace, PacedLink
 from worker.devices.device import choose_device
 from worker.engine import failpoints
 from worker.engine.device_loop import DeviceLoop
 from worker.engine.engine import Cancel, Submit
+from worker.models import filling
+from worker.models.other_links import OtherLinks
 from worker.models.weights import WeightSpan
 from worker.serving import Served, present, serve_all
 
 #: The device holds one of the models at a time.
 GRANULE, HBM_GIB = 64 << 10, 3.5 / 1024
 MODELS = ("one", "two")
+#: Bytes per second of a link.
+_PACE = 2e7
 _numbers = itertools.count()
 
 
@@ -104,9 +109,10 @@ def running(
     hbm_mib: float = 3.5,
     pinned: str = "",
     shm_dir: Path | None = None,
+    links: Sequence[PacedLink] = (),
     **worker: Any,
 ) -> Iterator[Running]:
-    """Two models with their own files; `worker`: settings."""
+    """Two models with their own files; `worker`: settings. links: of other devices, each as fast as the own one."""
     models: dict[str, Any] = {}
     for name in MODELS:
         shutil.copytree(directory, tmp_path / name)
@@ -122,6 +128,8 @@ def running(
     torch.set_grad_enabled(False)
     each = as_only(config, 0)
     device = choose_device(config, 1, [of.model for of in each.values()])
+    if links:
+        device.others, device.copy = OtherLinks(links), Pace(_PACE).copy
     served = serve_all(each, device, 1, lambda tenant: b"salt")
     loop = DeviceLoop([serving.engine for serving in served.servings], placing=served.placing)
     crashes = list[BaseException]()
@@ -147,6 +155,19 @@ def test_models_answer_in_turns_with_images(directory: Path, tmp_path: Path) -> 
         said = [r.ask(name) for _ in range(2) for name in MODELS]
         assert all(each == said[0] for each in said), "they have the same weights"
         assert sum(each.evictions for each in r.residency.models.values()) >= 3
+
+
+def test_weights_that_come_over_several_links_answer_the_same(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "PIECE_BYTES", 1)
+    with running(directory, tmp_path / "one link") as r:
+        said = r.ask("one")
+    links = [PacedLink("a", _PACE), PacedLink("b", _PACE, fails_after=10)]
+    with running(directory, tmp_path / "three links", links=links) as r:
+        assert all(r.ask(name) == said for _ in range(3) for name in MODELS)
+        assert links[1].left == 0, "one failed on the way"
+    assert not any(link.buffers for link in links)
 
 
 @pytest.mark.parametrize(("failing", "images_gib"), [("no room", 0), ("no directory", None), ("no directory", 1)])

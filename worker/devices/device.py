@@ -19,7 +19,9 @@ from contracts.errors import ConfigError
 from runtime import niceness, telemetry
 from runtime.config import Config
 from runtime.model_config import ModelConfig, load_config
+from runtime.registry import load_links
 from runtime.sections import GIB
+from worker.core.granules import Owner, Use
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Runner, Steps
 from worker.kernels.choice import choose_kernels
@@ -27,16 +29,20 @@ from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.device_memory import DeviceMemory, host_memory
 from worker.memory.paged_kv import PagedKv
-from worker.models.filling import Copy, host_copy
+from worker.models.filling import PIECE_BYTES, Copy, host_copy
 from worker.models.image import Lock, no_lock
 from worker.models.load import Model
+from worker.models.other_links import LANES, OtherLinks
 from worker.models.weights import Pack
 
 if TYPE_CHECKING:
     from worker.memory.cuda_copier import CudaCopier
+    from worker.memory.cuda_links import CudaLink
 
 log = telemetry.logger("worker.devices.device")
 _WIDEST_HEAD = 256
+#: Memory of a device that the context of another worker takes, of which it uses copies only.
+_CONTEXT_BYTES = 512 << 20
 
 
 class Device(Protocol):
@@ -53,6 +59,8 @@ class Device(Protocol):
     copy: Copy
     #: Page-locks host memory, so that `copy` from it is fast.
     lock: Lock
+    #: Links of other devices, over which weights come too.
+    others: OtherLinks
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """The runner of `model` over `kv`, and the copier of kv's pages. Called once."""
@@ -116,6 +124,11 @@ class _Host:
     """The CPU: compiled kernels, or torch."""
 
     def __init__(self, config: Config, models: Sequence[ModelConfig], threads: int) -> None:
+        if load_links(config, len(models)) > 1:
+            raise ConfigError(
+                f"worker.load_links = {config.worker.load_links}: the CPU computes here, and has no links; set it "
+                "to 1, or worker.device: cuda"
+            )
         granule = config.worker.granule_bytes
         self.memory: DeviceMemory = host_memory(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
         self.niceness = niceness.ENGINE
@@ -135,6 +148,7 @@ class _Host:
         self.layout = f"{self.computes}/{self._kernels.products[0] if self._kernels else ''}"
         self.copy: Copy = host_copy
         self.lock: Lock = no_lock
+        self.others = OtherLinks()
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Device.movers`."""
@@ -149,7 +163,7 @@ class _Host:
 
 
 class _Cuda:
-    """CUDA device 0 of those visible to the process (CUDA_VISIBLE_DEVICES)."""
+    """CUDA device 0 of those visible to the process (CUDA_VISIBLE_DEVICES). Weights may come through the others."""
 
     def __init__(self, config: Config, models: Sequence[ModelConfig]) -> None:
         from worker.devices.cuda.queue import CudaQueue
@@ -172,6 +186,13 @@ class _Cuda:
                 "set less, and leave "
                 "some for activations"
             )
+        links = load_links(config, len(models))
+        lent = (links - 1) * (_CONTEXT_BYTES + LANES * max(PIECE_BYTES, granule))
+        if wanted + lent > total:
+            raise ConfigError(
+                f"kv.hbm_gib = {config.kv.hbm_gib}: the device has {total / GIB:.1f} GiB, of which other workers need "
+                f"{lent / GIB:.1f} to load their weights through it (worker.load_links = {links}); set either lower"
+            )
         try:
             self.memory: DeviceMemory = cuda_memory(self._driver, wanted, granule, self._queue.device)
         except ValueError as e:
@@ -180,6 +201,9 @@ class _Cuda:
         weights = WeightCopies(self._driver, self._queue.device)
         self.copy: Copy = weights.copy
         self.lock: Lock = weights.lock
+        self.others = OtherLinks(self._links(links))
+        if lent:
+            self.memory.count_beside(Owner(Use.WEIGHTS, "other workers"), "links", lambda: lent)
         self.pack: Pack | None = None
         self.niceness = 0  # the thread launches kernels and computes little itself
 
@@ -202,6 +226,25 @@ class _Cuda:
     def copier(self, kv: PagedKv) -> Copier:
         """See `Device.copier`."""
         return self._copier(kv)
+
+    def _links(self, count: int) -> list[CudaLink]:
+        """Those through the other visible devices, of `count` with the own one. Opens a context on each."""
+        from worker.memory.cuda_driver import CudaDriver
+        from worker.memory.cuda_links import CudaLink
+        from worker.memory.cuda_streams import CudaStream
+
+        found, own, device = [], self._driver, self._queue.device
+        for number in range(1, count):
+            peer, name = CudaDriver(number), f"cuda:{number}"
+            if not own.reach(peer):
+                log.warning(
+                    "weights do not come through this device, because its memory can only be read through the host",
+                    device=name,
+                )
+                continue
+            staging = CudaStream(peer, torch.device("cuda", number))
+            found.append(CudaLink(name, peer, staging, CudaStream(own, device, peer=peer)))
+        return found
 
     def _copier(self, kv: PagedKv) -> CudaCopier:
         from worker.memory.cuda_copier import CudaCopier

@@ -16,6 +16,7 @@ from worker.engine import failpoints
 from worker.models.filling import Copy, Filling, host_copy
 from worker.models.image import HostImage
 from worker.models.load import Model
+from worker.models.other_links import OtherLinks
 
 log = telemetry.logger("worker.engine.placing")
 
@@ -30,12 +31,14 @@ class Placed:
 
 @dataclass(slots=True)
 class Placing:
-    """See the module. copy: from host memory to the device. threads: that copy a model's weights."""
+    """See the module. copy: from host memory to the device. threads: that copy a model's weights. others: links of
+    other devices that loads may use."""
 
     residency: Residency
     models: Mapping[str, Placed]
     copy: Copy = host_copy
     threads: int = 1
+    others: OtherLinks = field(default_factory=OtherLinks)
     clock: Clock = field(default_factory=RealClock)
     #: Wakes the device's thread. Any thread.
     woken: Callable[[], object] = lambda: None
@@ -90,7 +93,7 @@ class Placing:
             self.residency.failed(name, self.clock.now())
             return
         filling = self._fillings[name] = Filling(
-            model.spans, placed.image, self.woken, copy=self._copy, threads=self.threads
+            model.spans, placed.image, self.woken, copy=self._copy, threads=self.threads, others=self.others
         )
         model.layers.before_use = functools.partial(_use, filling)
         failpoints.reach("model.loading")
@@ -119,7 +122,8 @@ class Placing:
             self.models[name].model.layers.before_use = lambda layer: None
             self.residency.landed(name, layers, filling.span_s, self.clock.now())
             failpoints.reach("model.active")
-            log.info("active", model=name, seconds=round(filling.seconds, 3))
+            mib = [round(carried / 2**20) for carried in filling.carried]
+            log.info("active", model=name, seconds=round(filling.seconds, 3), mib_by_link=mib)
             self.on_moves()
         elif filling.layerwise:
             self.residency.landed(name, max(filling.ready - 1, 0), filling.span_s, self.clock.now())

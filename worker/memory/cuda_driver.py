@@ -14,6 +14,9 @@ from runtime import telemetry
 
 log = telemetry.logger("worker.cuda")
 _PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY
+_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+#: Which driver's context a thread has entered last.
+_thread = threading.local()
 
 
 class CudaError(UpbeatError):
@@ -80,9 +83,8 @@ class CudaDriver:
 
         self._driver: Any = driver
         self._index = index
-        self._thread = threading.local()
         self._call(driver.cuInit(0), "cuInit")
-        device = self._call(driver.cuDeviceGet(index), "cuDeviceGet")
+        self._device = device = self._call(driver.cuDeviceGet(index), "cuDeviceGet")
         self._context = self._call(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
         location = driver.CUmemLocation()
         location.type, location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, index
@@ -191,16 +193,42 @@ class CudaDriver:
         for a, b in zip(to, source, strict=True):
             self._call(driver.cuMemcpyAsync(a, b, bytes_, stream), "cuMemcpyAsync")
 
+    # ---- other devices -----------------------------------------------------------------------------------------
+    def allocate(self, bytes_: int) -> int:
+        """Allocates plain memory, which other devices may copy from, and returns its address. Raises CudaError."""
+        return int(self._call(self._at().cuMemAlloc(bytes_), "cuMemAlloc"))
+
+    def deallocate(self, address: int) -> None:
+        """Frees what `allocate` returned; nothing uses it any more."""
+        self._call(self._at().cuMemFree(address), "cuMemFree")
+
+    def reach(self, peer: CudaDriver) -> bool:
+        """Lets this device read plain memory of `peer`'s device directly. False: the hardware does not."""
+        if peer._index == self._index:
+            return True
+        driver = self._at()
+        if not self._call(driver.cuDeviceCanAccessPeer(self._device, peer._device), "cuDeviceCanAccessPeer"):
+            return False
+        result = driver.cuCtxEnablePeerAccess(peer._context, 0)
+        if int(result[0]) != _ENABLED:
+            self._call(result, "cuCtxEnablePeerAccess")
+        return True
+
+    def copy_from(self, peer: CudaDriver, to: int, source: int, bytes_: int, stream: int) -> None:
+        """Queues a copy from plain memory of `peer`'s device on `stream`, which is one of this device."""
+        ends = to, self._context, source, peer._context
+        self._call(self._at().cuMemcpyPeerAsync(*ends, bytes_, stream), "cuMemcpyPeerAsync")
+
     def _in_order(self) -> Any:
         attributes = self._driver.CUmemcpyAttributes()
         attributes.srcAccessOrder = self._driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
         return attributes
 
     def _at(self) -> Any:
-        """The driver, after entering the device's context on this thread."""
-        if not getattr(self._thread, "entered", False):
+        """The driver, after entering the device's context on this thread, which torch leaves as it finds it."""
+        if getattr(_thread, "entered", None) is not self:
             self._call(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
-            self._thread.entered = True
+            _thread.entered = self
         return self._driver
 
     def _call(self, result: tuple[Any, ...], name: str) -> Any:

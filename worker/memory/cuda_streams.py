@@ -38,6 +38,14 @@ class Stream(Protocol):
         ...
 
 
+class PeerStream(Stream, Protocol):
+    """A stream that also copies from one other device."""
+
+    def copy_from_peer(self, to: int, source: int, bytes_: int) -> None:
+        """Queues a copy from the other device's memory to this one's."""
+        ...
+
+
 class CudaMark:
     """A recorded event."""
 
@@ -55,14 +63,25 @@ class CudaMark:
 
 
 class CudaStream:
-    """A torch stream; a new one unless given."""
+    """A torch stream; a new one unless given. peer: the device for `copy_from_peer`; by default the same one."""
 
-    def __init__(self, driver: CudaDriver, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
-        self._driver, self._stream = driver, stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(
+        self,
+        driver: CudaDriver,
+        device: torch.device,
+        stream: torch.cuda.Stream | None = None,
+        peer: CudaDriver | None = None,
+    ) -> None:
+        self._driver, self._peer = driver, peer or driver
+        self._stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copy(self, to: Pages, source: Pages, bytes_: int) -> None:
         """See `Stream.copy`."""
         self._driver.copy(to.tolist(), source.tolist(), bytes_, self._stream.cuda_stream)
+
+    def copy_from_peer(self, to: int, source: int, bytes_: int) -> None:
+        """See `PeerStream.copy_from_peer`."""
+        self._driver.copy_from(self._peer, to, source, bytes_, self._stream.cuda_stream)
 
     def mark(self) -> Mark:
         """See `Stream.mark`."""
