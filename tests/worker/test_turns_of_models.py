@@ -63,6 +63,7 @@ def test_by_groups_later_requests_are_preempted_and_are_the_model_s_next_group()
     began(device, a)
     b.submit(prompt(2, 2), 5)
     device.go(until=lambda: bool(b.sequences))
+    device.world.pass_(0.01)
     late = a.submit(prompt(3, 2), 60, session="late")
     device.go()
     assert first(a, late) < ends(a)["r0"] < first(b) < ends(a)[late], "it ran beside the group, and waited for b"
