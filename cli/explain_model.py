@@ -15,10 +15,12 @@ _WHY = {
     "hint": "a hint said that a request comes",
     "loaded": "its weights were there after {seconds}",
     "slice": "all models were busy, its slice was over, and {other} waited",
+    "group": "its group of requests was served, and {other} waited",
     "starved": "its requests found no memory, and {other} waited",
     "drained": "it gave way: its sequences were taken off the device, their KV is kept",
     "for_weights": "{idle}, and {other} needed memory for its weights",
     "for_kv": "{idle}, and {other} needed memory for KV",
+    "unused": "{idle}, which is longer than loading it takes",
     "failed": "its weights could not be read or placed; it is tried again",
 }
 

@@ -6,17 +6,14 @@ from cli import machine
 from cli.settings import weights_gib
 from runtime import weight_images
 from runtime.config import Config
-from runtime.registry import models_of, registered
+from runtime.registry import models_of, registered, weights_stay
 from runtime.sections import GIB
-
-#: Values of `sharing` with which weights come and go.
-_COME_AND_GO = ("prism", "swap")
 
 
 def images_bytes(config: Config) -> int:
     """Most bytes that images take on this machine, 0 where no weights come and go. Weights that are not on this machine
     yet count nothing. Raises ConfigError when `shm_dir` does not exist."""
-    if config.sharing not in _COME_AND_GO:
+    if weights_stay(config):
         return 0
     shared = {tuple(models_of(config, n)) for n in range(config.nodes.count)}
     shared = {names for names in shared if len(names) > 1}

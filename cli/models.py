@@ -128,5 +128,14 @@ def idle(seconds: float | None) -> str:
 
 
 def _objectives(model: Mapping[str, Any]) -> str:
-    told = [float(model.get(key) or 0) for key in ("ttft_slo_s", "tpot_slo_s")]
-    return ", ".join(f"{seconds:g} s" if seconds else "-" for seconds in told) if any(told) else "-"
+    """Targets, and how many of its answers kept to each."""
+    told = {target: float(model.get(f"{target}_slo_s") or 0) for target in ("ttft", "tpot")}
+    if not any(told.values()):
+        return "-"
+    counts = model.get("slo_turns") or {}
+    return ", ".join(f"{most_s:g} s{_kept(counts.get(of) or {})}" if most_s else "-" for of, most_s in told.items())
+
+
+def _kept(count: Mapping[str, Any]) -> str:
+    turns = int(count.get("turns") or 0)
+    return f" ({100 * int(count.get('attained') or 0) / turns:.0f} %)" if turns else ""

@@ -33,7 +33,7 @@ from runtime.model_directory import check_foreign_directory, model_directory, na
 from runtime.model_names import hub_id
 from runtime.places import PORTS_A_DEVICE, PORTS_A_NODE
 from runtime.registered_model import RegisteredModel
-from runtime.registry import models_of, registered
+from runtime.registry import models_of, registered, weights_stay
 from runtime.sections import GIB
 from runtime.vllm_checks import vllm_models
 
@@ -259,7 +259,7 @@ def _with_model(config: Config, flags: Flags) -> Config:
         " and ".join(str(registered(config)[name].path) for name in fullest),
     )
     if says(flags.config, "kv", "hbm_gib") or flags.hbm_gib is not None:
-        if config.sharing in ("prism", "swap") and fullest:  # weights come and go: each model alone has to fit
+        if not weights_stay(config) and fullest:  # weights come and go: each model alone has to fit
             largest = max(fullest, key=lambda name: needs[name])
             need, asked_for = needs[largest], str(registered(config)[largest].path)
         if need >= config.kv.hbm_gib:

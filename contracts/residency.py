@@ -33,14 +33,18 @@ class Why(str, Enum):
     HINT = "hint"
     #: LOADING to ACTIVE.
     LOADED = "loaded"
-    #: ACTIVE to DRAINING: all models were busy and `other` waited; its slice was over, or it had no memory for KV.
+    #: ACTIVE to DRAINING: all models were busy and `other` waited; its slice was over, its group of requests was
+    #: served, or it had no memory for KV.
     SLICE = "slice"
+    GROUP = "group"
     STARVED = "starved"
     #: DRAINING to COLD.
     DRAINED = "drained"
     #: To COLD: it was idle, and `other` needed memory for weights or for KV.
     FOR_WEIGHTS = "for_weights"
     FOR_KV = "for_kv"
+    #: To COLD: no request came for as long as loading takes.
+    UNUSED = "unused"
     #: LOADING to COLD: its weights could not be read or placed.
     FAILED = "failed"
 
@@ -48,7 +52,8 @@ class Why(str, Enum):
 @dataclass(frozen=True, slots=True)
 class WeightsMove:
     """A model entered `state` at `at_s`. other: the model that asked for the memory or the turn. seconds: of LOADED,
-    how long it took; of weights that left for `other`, the time since their last request, 0 if there had been none."""
+    how long it took; of weights that left for `other` or unused, the time since their last request, 0 if there had been
+    none."""
 
     at_s: float
     state: ModelState

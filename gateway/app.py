@@ -13,6 +13,7 @@ from aiohttp import web
 from contracts.api_keys import configured_digest, is_hashed
 from gateway import metrics
 from gateway.allowance import usage_of
+from gateway.attainment import Attainments
 from gateway.bodies import Bodies
 from gateway.core.admission import Caller, Keys
 from gateway.core.bodies import MOST_DECODED
@@ -194,6 +195,7 @@ class Gateway:
             hosts=Hosts(section.host, section.hosts, section.cors_origins, has_keys=not keys.open),
             turnstile=_turnstile(section, share),
             turn_reports=TurnReports(fleet.schedulers, clock),
+            attainments=Attainments(),
             browser_tokens=BrowserTokens(_token_secrets(config)),
             browser_limits=BrowserLimits(),
             watches=Watches(fleet, clock),

@@ -130,6 +130,10 @@ class Fleet:
         self.bounds |= bounds_of(m for node in message.nodes for m in node.models)
         self._workers.follow(self.view)
 
+    def targets(self, name: str) -> dict[str, float]:
+        """The model's targets in seconds; 0: none."""
+        return registry.targets(name, self.registered, self.models)
+
     # ---- what is known -----------------------------------------------------------------------------------------
     def knows_model(self, name: str) -> bool:
         """Whether the configuration registers the model or some node has had it."""

@@ -28,6 +28,12 @@ TPOT = Histogram(
     buckets=_TPOT_BUCKETS,
     registry=REGISTRY,
 )
+SLO_TURNS = Counter(
+    "upbeat_gateway_slo_turns", "Answers that a model's target counts for", ["model", "target"], registry=REGISTRY
+)
+SLO_ATTAINED = Counter(
+    "upbeat_gateway_slo_attained", "Answers that kept to their model's target", ["model", "target"], registry=REGISTRY
+)
 TURN = Histogram(
     "upbeat_gateway_turn_seconds",
     "Where the time of a turn went, by phase (contracts.turn_times)",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from gateway.attainment import Attainments
 from gateway.bodies import Bodies
 from gateway.core.admission import Keys
 from gateway.core.browser_limits import BrowserLimits
@@ -55,6 +56,7 @@ class Parts:
     watches: Watches
     turnstile: Turnstile
     turn_reports: TurnReports
+    attainments: Attainments
     #: The first origins that this process refused and logged.
     refused_origins: set[str] = field(default_factory=set)
     active: int = 0

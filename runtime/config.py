@@ -32,8 +32,9 @@ class Config(BaseSettings):
     #: The models of the fleet by their names in the API, if several; `model` and `model_name` are then the first one.
     models: dict[ModelName, RegisteredModel] = {}
     #: How models share a device's memory. prism: KV and weights come and go as requests need them. elastic: all weights
-    #: stay, KV comes and goes. static: each has a fixed share. swap: one model at a time.
-    sharing: Literal["prism", "elastic", "static", "swap"] = "prism"
+    #: stay, KV comes and goes. static: each has a fixed share. swap: one model at a time, by groups of requests.
+    #: serverless: one model at a time, and only while it has requests.
+    sharing: Literal["prism", "elastic", "static", "swap", "serverless"] = "prism"
     data: Path = Path("data")
     #: Logs, sockets, locks and pids; never KV.
     run_dir: Path = Path(".cache/run")

@@ -115,13 +115,7 @@ def _check_models(config: Config) -> None:
                 f"lower it, extend {key} or raise nodes.count"
             )
     _check_both_ways(config)
-    for number in range(count if config.sharing == "swap" else 0):
-        here = models_of(config, number)
-        if stays := [name for name in here if registered(config)[name].pinned and len(here) > 1]:
-            raise ConfigError(
-                f"models.{stays[0]}.pinned: with sharing: swap the other models of node {number} would never run; "
-                "remove it, or set sharing: prism"
-            )
+    _check_those_that_stay(config)
     for number in range(count):
         if not models_of(config, number):
             first = next(iter(registered(config)))
@@ -130,6 +124,22 @@ def _check_models(config: Config) -> None:
                 "lower nodes.count"
             )
     check_vllm(config)
+
+
+def _check_those_that_stay(config: Config) -> None:
+    for number in range(config.nodes.count if config.sharing in ("swap", "serverless") else 0):
+        here = models_of(config, number)
+        kept = [name for name in here if registered(config)[name].min_nodes and len(here) > 1]
+        if kept and config.sharing == "serverless":
+            raise ConfigError(
+                f"models.{kept[0]}.min_nodes: with sharing: serverless an idle model leaves; remove it, or set "
+                "sharing: prism"
+            )
+        if stays := [name for name in here if registered(config)[name].pinned and len(here) > 1]:
+            raise ConfigError(
+                f"models.{stays[0]}.pinned: with sharing: {config.sharing} the other models of node {number} would "
+                "never run; remove it, or set sharing: prism"
+            )
 
 
 def _check_both_ways(config: Config) -> None:

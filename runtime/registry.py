@@ -17,6 +17,11 @@ def models_of(config: Config, number: int) -> list[str]:
     return [name for name, model in registered(config).items() if model.nodes is None or number in model.nodes]
 
 
+def weights_stay(config: Config) -> bool:
+    """Whether all weights stay on their devices, so that a device must hold those of all its models."""
+    return config.sharing in ("static", "elastic")
+
+
 def as_only(config: Config, number: int) -> dict[str, Config]:
     """For each model of node `number`, by name: `config` with `model`, `model_name` and `worker.dtype` set as if it
     were the only model."""

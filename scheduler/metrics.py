@@ -77,6 +77,14 @@ class SchedulerMetrics(Collector):
             "stage",
             {"begun": moves.begun, "arrived": moves.arrived, "given_up": moves.given_up},
         )
+        pressure = GaugeMetricFamily(
+            "upbeat_scheduler_kv_pressure",
+            "Demand for KV over the memory that weights leave (KVPR), of devices that models share",
+            labels=["node"],
+        )
+        for name, ratio in moves.pressures.items():
+            pressure.add_metric((name,), ratio)
+        yield pressure
         known = GaugeMetricFamily("upbeat_scheduler_sessions", "Sessions that some node has reported")
         known.add_metric((), len(control.directory))
         yield known

@@ -2,7 +2,7 @@
 
 A `ModelImage` and a `Serving` live as long as the worker. With `sharing: static` device memory beyond the weights is
 split evenly: a fixed number of slabs per model. With `elastic` each model's KV may fill all of it
-(`worker.core.balloon`). With `prism` and `swap` weights come and go too (`worker.core.residency`).
+(`worker.core.balloon`). With the others weights come and go too (`worker.core.residency`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from worker.core.balloon import Balloon, Share
 from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.core.residency import Residency, Resident
+from worker.core.residency import Residency
+from worker.core.resident import Resident
+from worker.core.turns import turns_of
 from worker.core.yielding import Yielding
 from worker.devices.device import Device
 from worker.devices.runner import Steps
@@ -151,7 +153,7 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
     images = [ModelImage.lay_out(name, config, device) for name, config in configs.items()]
     ids = [itertools.count(1 + n, len(images)) for n in range(len(images))]
     sharing = images[0].config.sharing if len(images) > 1 else "static"
-    if sharing in ("prism", "swap"):
+    if sharing not in ("static", "elastic"):
         return _serve_in_turns(images, ids, device, threads, salt_of)
     for image in images:
         load(image.model, image.config.model, device.memory)
@@ -178,7 +180,7 @@ def _serve_in_turns(
     last ones, and pinned ones after all others, stay as far as they fit."""
     memory, config = device.memory, images[0].config
     servings, placed, packed = list[Serving](), dict[str, Placed](), list[HostImage]()
-    speeds: list[float] = []
+    speeds, packing = list[float](), dict[str, float]()
     remove_unused(config.shm_dir)
     room = _image_bytes(config)
     for image, each in sorted(zip(images, ids, strict=True), key=lambda pair: pair[0].pinned):
@@ -197,12 +199,14 @@ def _serve_in_turns(
             image.model.spans, host, lambda: None, copy=device.copy, threads=_COPY_THREADS, others=device.others
         )
         filling.wait(len(image.model.spans) - 1)
-        if host is not None and filling.seconds > 0:
+        if filling.seconds > 0 and host is not None:
             speeds.append(filling.bytes / filling.seconds)
+        elif filling.seconds > 0:
+            packing[image.name] = filling.bytes / filling.seconds
         placed[image.name] = Placed(image.model, host)
         servings.append(_serve(image, memory.total, each, device, threads, salt_of))
     balloon = Balloon(memory.total)
-    residency = Residency(balloon, one_at_a_time=config.sharing == "swap")
+    residency = Residency(balloon, turns_of(config.sharing))
     _meet_targets(servings, residency.activation_s)
     residency.copy_bytes_s = max(speeds, default=residency.copy_bytes_s)
     for serving in servings:
@@ -214,8 +218,9 @@ def _serve_in_turns(
             serving.image.weight_granules(memory),
             sum(span.packed_bytes for span in model.spans),
             serving.image.pinned,
+            packing.get(serving.image.name),
         )
-        if residency.one_at_a_time and serving is not servings[-1]:
+        if residency.turns.one_at_a_time and serving is not servings[-1]:
             model.unload()
         state = ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD
         residency.join(resident, state, RealClock().now())

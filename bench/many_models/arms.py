@@ -20,7 +20,7 @@ from loadtest.traces import TraceRequest
 from loadtest.users import Loop, run_load
 from runtime.clock import RealClock
 
-ARMS = ("static", "elastic", "swap", "prism")
+ARMS = ("static", "elastic", "swap", "serverless", "prism")
 #: A request that takes longer has failed.
 _TIMEOUT_S = 15.0
 _GIB = float(1 << 30)

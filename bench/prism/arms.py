@@ -1,8 +1,9 @@
 """The systems that are compared, their service targets, and what a run gives.
 
-S-Partition, MuxServe++ and QLM are the product's `sharing: static`, `elastic` and `swap`. With fixed weights each model
-has one device, by mean demand; else all models are registered on all devices. `prism-placed` is `prism` with each model
-registered on one device, as `elastic` has them: what placement would at least give.
+S-Partition, MuxServe++, QLM and ServerlessLLM are the product's `sharing: static`, `elastic`, `swap` and `serverless`.
+With fixed weights each model has one device, by mean demand; else all models are registered on all devices.
+`prism-placed` is `prism` with each model registered on one device, as `elastic` has them: what placement would at least
+give.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ ARMS = {
     "static": Arm("static", True),
     "elastic": Arm("elastic", True),
     "swap": Arm("swap", False),
+    "serverless": Arm("serverless", False),
     "prism": Arm("prism", False),
     "prism-placed": Arm("prism", True),
 }

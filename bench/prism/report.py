@@ -14,6 +14,7 @@ NAMES = {
     "static": "S-Partition (`static`)",
     "elastic": "MuxServe++ (`elastic`)",
     "swap": "QLM (`swap`)",
+    "serverless": "ServerlessLLM (`serverless`)",
     "prism": "`prism`",
     "prism-placed": "`prism`, each model on one device",
 }

@@ -38,6 +38,15 @@ def wires(registered: Mapping[str, Registered], seen: Mapping[str, Model]) -> di
     return configured | {name: model.wire for name, model in seen.items()}
 
 
+def targets(name: str, registered: Mapping[str, Registered], seen: Mapping[str, Model]) -> dict[str, float]:
+    """A model's targets in seconds, 0: none. The configuration's word counts before its nodes'."""
+    said, model = registered.get(name), seen.get(name, Model(name))
+    return {
+        "ttft": said.ttft_s if said is not None else model.ttft_slo_s,
+        "tpot": said.tpot_s if said is not None else model.tpot_slo_s,
+    }
+
+
 def described(
     name: str, registered: Mapping[str, Registered], seen: Mapping[str, Model], fleet: FleetView | None
 ) -> dict[str, Any]:
@@ -55,8 +64,7 @@ def described(
         "state": next((state for state in _BEST if state in states), ModelState.COLD).word,
         "nodes": [_on(node, there) for node, there in nodes],
         "weight_bytes": model.weight_bytes,
-        "ttft_slo_s": said.ttft_s if said is not None else model.ttft_slo_s,
-        "tpot_slo_s": said.tpot_s if said is not None else model.tpot_slo_s,
+        **{f"{target}_slo_s": most_s for target, most_s in targets(name, registered, seen).items()},
         "engine": said.engine if said is not None else model.engine,
         "priority": said.priority if said is not None else 0,
         "pinned": said is not None and said.pinned,

@@ -18,6 +18,7 @@ from aiohttp import web
 from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
 from gateway import metrics, sse, timing
+from gateway.attainment import TPOT, TTFT
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.reasoning import ReasoningReader
@@ -100,6 +101,9 @@ async def answer(
         try:
             await run.begin()
             return await (run.stream() if asked.stream else run.collect())
+        except RequestError as e:
+            run.failure = e.status
+            raise
         finally:
             used.tokens = run.used_tokens()
             run.end()
@@ -134,6 +138,10 @@ class _Run:
         self.generations: dict[int, Generation] = {}
         self.choices = [Choice(i) for i in range(self.n * len(prompts))]
         self._first_s: dict[int, float] = {}
+        #: Status of the error that ended it, if any.
+        self.failure = 0
+        targets = parts.fleet.targets(self.model)
+        self._attained = [parts.attainments.answer(self.model, targets) for _ in self.choices]
 
     # ---- life --------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
@@ -165,6 +173,9 @@ class _Run:
         """Cancel what still runs, log the request, and remember how the conversations ended."""
         for generation in self.generations.values():
             generation.cancel()
+        waited_s = self.parts.clock.now() - self.arrived_s
+        for attained in self._attained if not 400 <= self.failure < 500 else ():
+            attained.stopped(waited_s, failed=self.failure >= 500)
         if len(self.generations) != len(self.choices):
             return
         self._log()
@@ -205,6 +216,7 @@ class _Run:
                 await self._stream_choices(events)
         except RequestError as e:
             log.warning("stream failed", request=self.prompts[0].job.request_id, error=e.message)
+            self.failure = e.status
             await events.end(sse.failure(e))
         else:
             usage = sse.event(self.shape.usage(self._usage())) if self.asked.include_usage else b""
@@ -267,11 +279,12 @@ class _Run:
                     if index not in self._first_s:
                         self._first_s[index] = last_s
                         metrics.child(metrics.TTFT, self.route, self.model).observe(last_s - self.arrived_s)
+                        self._attained[index].took(TTFT, last_s - self.arrived_s)
                 yield gained
         if choice.completion_tokens > 1:
-            metrics.child(metrics.TPOT, self.route, self.model).observe(
-                (last_s - self._first_s[index]) / (choice.completion_tokens - 1)
-            )
+            token_s = (last_s - self._first_s[index]) / (choice.completion_tokens - 1)
+            metrics.child(metrics.TPOT, self.route, self.model).observe(token_s)
+            self._attained[index].took(TPOT, token_s)
 
     def _take_thought(self, choice: Choice, reader: ReasoningReader, output: Output) -> str:
         """The thought in `output` for the caller; mutates the output's text to the rest."""

@@ -16,7 +16,7 @@ from gateway.parts import PARTS
 async def index(request: web.Request) -> web.Response:
     """Every registered model, and every other that some node has had, with its state."""
     caller_of(request)
-    return web.json_response({"object": "list", "data": request.app[PARTS].fleet.described()})
+    return web.json_response({"object": "list", "data": list(_known(request).values())})
 
 
 async def show(request: web.Request) -> web.Response:
@@ -25,8 +25,13 @@ async def show(request: web.Request) -> web.Response:
     return _shown(request, request.match_info["model"])
 
 
+def _known(request: web.Request) -> dict[str, dict[str, Any]]:
+    parts = request.app[PARTS]
+    return {m["id"]: m | {"slo_turns": parts.attainments.shown(m["id"])} for m in parts.fleet.described()}
+
+
 def _shown(request: web.Request, name: str) -> web.Response:
-    known = {model["id"]: model for model in request.app[PARTS].fleet.described()}
+    known = _known(request)
     if name not in known:
         raise unknown_model(name)
     return web.json_response(known[name])

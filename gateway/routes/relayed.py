@@ -12,6 +12,7 @@ from aiohttp import web
 from contracts.errors import RequestError, Unavailable
 from contracts.ids import SessionKey
 from gateway import metrics, sse, timing
+from gateway.attainment import TPOT, TTFT
 from gateway.core.admission import Caller
 from gateway.core.bodies import Tally
 from gateway.core.conversations import after
@@ -47,6 +48,9 @@ async def relay(request: web.Request, caller: Caller, asked: Relayed) -> web.Str
         inline.tell(after=False)
         try:
             return await run.answer()
+        except RequestError as e:
+            run.failure = e.status
+            raise
         finally:
             used.tokens = run.end()
             if run.answered:
@@ -97,6 +101,11 @@ class _Run:
         self._first_s: float | None = None
         self._last_s = job.arrived_s
         self._remembered = False
+        #: Status of the error that ended it, if any. Without a stream nothing is known of its first token.
+        self.failure = 0
+        timed = job.asked.streams and self._api.counted
+        targets = parts.fleet.targets(job.model) if timed else {}
+        self._attained = parts.attainments.answer(job.model, targets)
 
     @property
     def answered(self) -> bool:
@@ -117,6 +126,9 @@ class _Run:
     def end(self) -> int:
         """Cancel what still runs, and log the request. Returns the tokens that it has used."""
         self._relay.cancel()
+        status = self.failure or self._relay.status
+        if not 400 <= status < 500:
+            self._attained.stopped(self._parts.clock.now() - self._job.arrived_s, failed=status >= 500)
         if not self._relay.status:
             return self._job.asked.estimate if self._relay.taken else 0
         if not self.answered:
@@ -173,6 +185,7 @@ class _Run:
                     if ready := self._read(events.push(piece), events.torn):
                         await answer.send(ready)
         except RequestError as e:
+            self.failure = e.status
             log.warning("stream failed", request=self._job.request_id, error=e.message)
             await answer.end((b"\n\n" if events.torn else b"") + sse.failure(e, self._request.path))
         else:
@@ -226,9 +239,9 @@ class _Run:
             self._first_s = now
             self._relay.progress.times.spoke(None, now)
             if self._relay.events:
-                metrics.child(metrics.TTFT, route_name(self._request), self._job.model).observe(
-                    now - self._job.arrived_s
-                )
+                waited_s = now - self._job.arrived_s
+                metrics.child(metrics.TTFT, route_name(self._request), self._job.model).observe(waited_s)
+                self._attained.took(TTFT, waited_s)
 
     def _ends(self) -> None:
         """The answer is complete. Noted before the caller can read its end and send the next turn."""
@@ -265,9 +278,9 @@ class _Run:
         for kind, tokens in (("prompt", prompt_tokens), ("cached", cached_tokens), ("completion", completion_tokens)):
             metrics.child(metrics.TOKENS, kind, job.model).inc(tokens)
         if self._relay.events and self._first_s is not None and completion_tokens > 1:
-            metrics.child(metrics.TPOT, route_name(self._request), job.model).observe(
-                (self._last_s - self._first_s) / (completion_tokens - 1)
-            )
+            token_s = (self._last_s - self._first_s) / (completion_tokens - 1)
+            metrics.child(metrics.TPOT, route_name(self._request), job.model).observe(token_s)
+            self._attained.took(TPOT, token_s)
 
     def _hold(self, amount: int) -> bool:
         try:

@@ -19,7 +19,7 @@ from scheduler.core.commands import Wake
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.core.fleet import LoadReport, Model, Rates
 from scheduler.core.models import ModelLoad
-from worker.core.residency import Expected
+from worker.core.resident import Expected
 
 #: Requests between two validations.
 _VALIDATE_EVERY = 1_000

@@ -28,12 +28,14 @@ from loadtest.simulate.turned_engine import TurnedEngine
 from loadtest.simulate.weights import Weights
 from worker.core.balloon import Balloon, Share
 from worker.core.pages import PagePool
-from worker.core.residency import Expected, Residency, Resident
+from worker.core.residency import Residency
+from worker.core.resident import Expected, Resident
+from worker.core.turns import turns_of
 from worker.core.yielding import Yielding
 
 #: `sharing` of the configuration: fixed parts; KV that grows and shrinks; and weights that come and go, of one model at
 #: a time or of several.
-Sharing = Literal["static", "elastic", "swap", "prism"]
+Sharing = Literal["static", "elastic", "swap", "serverless", "prism"]
 #: As in `worker.serving` and `worker.engine.device_loop`: least chunks of KV of a model; longest sleep.
 _MIN_CHUNKS, _IDLE_S = 4, 0.5
 #: A round of turns that computes nothing takes this long.
@@ -118,7 +120,7 @@ class SharedDevice:
             self.mapped = sum(share.weights for share in shares.values())
             self.balloon.limits_changed()
             return
-        residency = Residency(self.balloon, one_at_a_time=self.sharing == "swap")
+        residency = Residency(self.balloon, turns_of(self.sharing))
         # As `worker.serving`, which loads each model once.
         first = self.kind.models[0]
         residency.copy_bytes_s = first.weight_bytes / self.kind.activation_s(first)
@@ -138,7 +140,7 @@ class SharedDevice:
             while here and sum(each.granules for each in here) + model.granules + chunks > self.kind.granules:
                 here.pop(0)
             here.append(model)
-        return [model.name for model in (here[-1:] if self.sharing == "swap" else here)]
+        return [model.name for model in (here[-1:] if self.sharing != "prism" else here)]
 
     def _join(self, name: str) -> Share:
         core = self.models[name].core

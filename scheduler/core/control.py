@@ -195,7 +195,7 @@ class Control:
         for name in self.fleet.silent(now):
             self.directory.forget_node(name)
         self.fleet.note_states(now)
-        woken = self.model_moves.tick(now) if self.settings.moves_models else []
+        woken = self.model_moves.tick(now, self.settings.moves_models)
         return [*self._hints.move(now), *woken]
 
     # ---- nodes -------------------------------------------------------------------------------------------------

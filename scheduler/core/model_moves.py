@@ -17,7 +17,7 @@ from contracts.models import ModelState
 from scheduler.core.commands import Wake
 from scheduler.core.device import Device, Model
 from scheduler.core.fleet import Fleet
-from scheduler.core.model_placement import Demand, Move, moves, roomiest, spare_copies
+from scheduler.core.model_placement import Demand, Move, moves, pressures, roomiest, spare_copies
 from scheduler.core.models import ModelLoad
 from scheduler.core.terms import COPY_S
 
@@ -55,6 +55,8 @@ class ModelMoves:
         self._moved_s: dict[str, float] = {}
         #: Copies that models do without.
         self._spare: dict[str, frozenset[str]] = {}
+        #: KVPR of each device with memory that models share. Replaced, never changed: read on any thread.
+        self.pressures: Mapping[str, float] = {}
         #: Moves begun, and ended by whether the model arrived.
         self.begun = self.arrived = self.given_up = 0
 
@@ -65,14 +67,18 @@ class ModelMoves:
             return spare
         return spare - {under_way.move.to} | {under_way.move.leaves}
 
-    def tick(self, now: float) -> list[Wake]:
-        """Decide, if it is time to."""
+    def tick(self, now: float, decides: bool = True) -> list[Wake]:
+        """Look at the devices, if it is time to, and decide."""
         if now < self._due_s:
             return []
         self._due_s = now + LOOK_S
         devices = {name: device for name, device in self._fleet.devices.items() if device.state(now) == "serving"}
         demands, work_s = self._demands(devices)
         room = {name: device.device_bytes for name, device in devices.items() if device.device_bytes}
+        shared = {name for demand in demands.values() for name in demand.may}
+        self.pressures = {name: of for name, of in pressures(demands.values(), room).items() if name in shared}
+        if not decides:
+            return []
         self._do_without(demands, work_s, room)
         if self._under_way is not None:
             self._go_on(self._under_way, demands, now)

@@ -103,6 +103,11 @@ def spare_copies(
     return found
 
 
+def pressures(demands: Iterable[Demand], device_bytes: Mapping[str, int]) -> dict[str, float]:
+    """The KVPR of each device, 1/s²; infinite where weights leave no memory."""
+    return {name: device.ratio() for name, device in _filled(demands, device_bytes).items()}
+
+
 def _filled(demands: Iterable[Demand], device_bytes: Mapping[str, int]) -> dict[str, _Device]:
     """The devices with all copies of these models."""
     devices = {name: _Device(bytes_) for name, bytes_ in device_bytes.items()}

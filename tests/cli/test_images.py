@@ -41,7 +41,13 @@ def config(tmp_path: Path) -> Any:
 
 def test_images_take_the_weights_of_all_models_that_come_and_go_once_for_all_nodes(config: Any) -> None:
     both = 2 * WEIGHTS_BYTES
-    for sharing, nodes, needed in (("prism", 1, both), ("swap", 3, both), ("elastic", 1, 0), ("static", 1, 0)):
+    for sharing, nodes, needed in (
+        ("prism", 1, both),
+        ("swap", 3, both),
+        ("serverless", 1, both),
+        ("elastic", 1, 0),
+        ("static", 1, 0),
+    ):
         assert images_bytes(config(sharing=sharing, nodes={"count": nodes})) == needed
 
 

@@ -120,6 +120,7 @@ def test_the_table_has_a_line_a_model(capsys: pytest.CaptureFixture[str]) -> Non
         "weight_bytes": 5 << 20,
         "ttft_slo_s": 0.5,
         "tpot_slo_s": 0,
+        "slo_turns": {"ttft": {"turns": 8, "attained": 7}, "tpot": {"turns": 0, "attained": 0}},
         "priority": 2,
         "pinned": True,
     }
@@ -127,7 +128,7 @@ def test_the_table_has_a_line_a_model(capsys: pytest.CaptureFixture[str]) -> Non
     show_models(Console(width=200), json.loads(json.dumps([small, large])))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == "model state nodes weights KV in use KV cached idle priority TTFT, TPOT".split()
-    told = "small active node-0 (active) 5.0 MiB 1.0 MiB of 3.0 MiB 2.0 MiB 7 s 2, pinned 0.5 s, -"
+    told = "small active node-0 (active) 5.0 MiB 1.0 MiB of 3.0 MiB 2.0 MiB 7 s 2, pinned 0.5 s (88 %), -"
     assert lines[1].split() == told.split()
     assert lines[2].split() == "large cold - - - - - 0 -".split()
 

@@ -42,7 +42,7 @@ def alone(models: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["prism", "swap"])
+@pytest.fixture(scope="module", params=["prism", "swap", "serverless"])
 def stack(
     models: dict[str, Path], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
@@ -99,7 +99,8 @@ def test_all_are_answered_at_once(stack: Stack, alone: dict[str, list[str]]) -> 
             assert each.result() == alone[name], name
 
 
-@pytest.mark.parametrize("stack", ["prism"], indirect=True)  # by swap, the other would have to be idle for 45 s
+# By swap, the other would have to be idle for 45 s; by serverless, hints wake nothing.
+@pytest.mark.parametrize("stack", ["prism"], indirect=True)
 def test_a_hint_wakes_a_model_where_memory_is_left(stack: Stack) -> None:
     chats = {name: Chat(stack.url, f"hint-{name}", model=name, max_tokens=8) for name in LAYERS}
     for name in ("middle", "large", "small"):  # large does not fit beside another; small and middle do

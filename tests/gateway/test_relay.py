@@ -14,6 +14,7 @@ from gateway_fakes import MODEL, Stack, stack, until
 
 from contracts.v1 import scheduler_pb2 as pb
 from gateway import metrics
+from gateway.core.registry import Registered
 
 TALK = [{"role": "user", "content": "hi"}]
 #: By path: a body that its route takes, and whether it has turns of sessions.
@@ -344,6 +345,17 @@ async def test_the_end_of_a_stream_says_where_its_time_went_if_asked(s: HttpStac
         before, comment = answer.split(b": server-timing ")
         assert b"total;dur=" in comment and comment.count(b"\n\n") == 2, "just before the last event"
         assert before.endswith(b"\n\n")
+
+
+async def test_streams_count_for_their_models_targets(s: HttpStack) -> None:
+    assert s.gateway.parts is not None
+    parts, path = s.gateway.parts, "/v1/chat/completions"
+    parts.fleet.registered[MODEL] = Registered(ttft_s=60.0, tpot_s=1e-9)
+    await s.raw(path, body(path, stream=True, stream_options={"include_usage": True}))
+    await s.raw(path, body(path))  # nothing is known of its first token
+    await s.raw("/v1/embeddings", body("/v1/embeddings"))
+    shown = parts.attainments.shown(MODEL)
+    assert shown == {"ttft": {"turns": 1, "attained": 1}, "tpot": {"turns": 1, "attained": 0}}
 
 
 async def test_turns_are_measured_and_counted(s: HttpStack) -> None:

@@ -90,13 +90,22 @@ def test_model_beside_models_must_mean_one_of_them() -> None:
 
 
 def test_an_unknown_way_of_sharing_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"sharing = 'fair'.*'prism', 'elastic', 'static' or 'swap'"):
+    with pytest.raises(ConfigError, match=r"sharing = 'fair'.*'prism', 'elastic', 'static', 'swap' or 'serverless'"):
         config_of(TWO, sharing="fair")
 
 
-def test_a_model_that_stays_and_models_that_take_the_whole_device_in_turn_do_not_go_together() -> None:
+@pytest.mark.parametrize("sharing", ["swap", "serverless"])
+def test_a_model_that_stays_and_models_that_take_the_whole_device_in_turn_do_not_go_together(sharing: str) -> None:
     models = {"a": {"path": "/a"}, "b": {"path": "/b", "pinned": True}}
-    with pytest.raises(ConfigError, match=r"models\.b\.pinned: .*set sharing: prism"):
-        load_config(None, {"models": models, "sharing": "swap"})
+    with pytest.raises(ConfigError, match=rf"models\.b\.pinned: with sharing: {sharing} .*set sharing: prism"):
+        load_config(None, {"models": models, "sharing": sharing})
     load_config(None, {"models": models})
-    load_config(None, {"models": {"b": models["b"]}, "sharing": "swap"})
+    load_config(None, {"models": {"b": models["b"]}, "sharing": sharing})
+
+
+def test_a_model_that_leaves_when_it_is_idle_cannot_be_kept_on_nodes() -> None:
+    models = {"a": {"path": "/a"}, "b": {"path": "/b", "min_nodes": 1}}
+    with pytest.raises(ConfigError, match=r"models\.b\.min_nodes: .*set sharing: prism"):
+        load_config(None, {"models": models, "sharing": "serverless"})
+    load_config(None, {"models": models, "sharing": "swap"})
+    load_config(None, {"models": {"b": models["b"]}, "sharing": "serverless"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from scheduler.core.fleet import LoadReport
 from scheduler.core.model_moves import GIVE_UP_S, LOOK_S, REST_S
 from scheduler.core.model_placement import Demand, Move, moves, roomiest
 from scheduler.core.models import ModelLoad
+from scheduler.metrics import SchedulerMetrics
 from tests.scheduler.test_core import MODEL
 
 GIB = 1 << 30
@@ -226,3 +228,23 @@ def test_copies_that_are_wanted_stay() -> None:
     report(control, 10.0, {"a", "b"}, {"a", "b"}, rate=1.0)
     control.tick(10.0)
     assert not control.model_moves.leaving("a") and not control.model_moves.leaving("b")
+
+
+def test_the_pressure_of_devices_is_shown_whoever_moves_models() -> None:
+    for moves_models in (True, False):
+        control = fleet(moves_models=moves_models)
+        report(control, 10.0, {"a", "b"}, set())
+        control.tick(10.0)
+        shown = pressures_shown(control)
+        token_bytes = MODEL.shape.piece_bytes * MODEL.shape.layers / MODEL.shape.chunk_tokens
+        assert shown["node-0"] == pytest.approx(2 * 100.0 * token_bytes / 0.05 / (8 * GIB))
+        assert shown["node-1"] == 0.0
+        control.tick(10.0 + LOOK_S)
+        control.worker_left("node-1")
+        control.tick(10.0 + 2 * LOOK_S)
+        assert "node-1" not in pressures_shown(control), "a device that does not serve has none"
+
+
+def pressures_shown(control: Control) -> dict[str, float]:
+    families = {family.name: family for family in SchedulerMetrics(control).collect()}
+    return {sample.labels["node"]: sample.value for sample in families["upbeat_scheduler_kv_pressure"].samples}

@@ -12,7 +12,9 @@ from contracts.models import ModelState
 from contracts.residency import MOST_MOVES, Why
 from tests.worker.virtual_device import VirtualDevice
 from tests.worker.virtual_model import CHUNK, random_prompt
-from worker.core.residency import IDLE_S, SLICE_S, Expected
+from worker.core.residency import IDLE_S
+from worker.core.resident import Expected
+from worker.core.turns import SLICE_S
 
 SLABS, WEIGHTS = 24, 8
 
@@ -197,8 +199,8 @@ def test_the_speed_of_copies_is_learned_from_models_that_come_alone() -> None:
     assert total(device, "activations") == 3 and device.residency.copy_bytes_s == alone_bytes_s
 
 
-def anything(seed: int, requests: int) -> VirtualDevice:
-    """As `test_balloon.anything`, with weights."""
+def anything(seed: int, requests: int, sharing: str = "") -> VirtualDevice:
+    """As `test_balloon.anything`, with weights. sharing: empty: any with which weights come and go."""
     dice = random.Random(seed)
     models, weights = dice.choice([2, 3, 4]), dice.choice([4, 8])
     device = VirtualDevice(
@@ -206,7 +208,7 @@ def anything(seed: int, requests: int) -> VirtualDevice:
         weights + dice.choice([16, 20, 30]),
         priorities=tuple(dice.choice([0, 0, 1]) for _ in range(models)),
         weights=weights,
-        one_at_a_time=dice.random() < 0.3,
+        sharing=sharing or dice.choice(["prism", "prism", "prism", "swap", "serverless"]),
         store=dice.choice([True, True, True, False]),
         step_tokens=dice.choice([16, 40, 1024]),
         max_batch=dice.choice([1, 2, 5, 64]),

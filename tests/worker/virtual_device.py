@@ -15,7 +15,9 @@ from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import LAYERS, Granules, World
 from worker.core.arbitration import Arbitration
 from worker.core.balloon import Balloon
-from worker.core.residency import Load, Residency, Resident
+from worker.core.residency import Load, Residency
+from worker.core.resident import Resident
+from worker.core.turns import turns_of
 from worker.core.yielding import Yielding
 from worker.devices.runner import Slice
 from worker.engine.device_loop import IDLE_S, in_order, share_memory, unmap_for
@@ -82,8 +84,8 @@ class VirtualPlacing:
 class VirtualDevice:
     """Models on `slabs` slabs of memory: each may use all of it. Every invariant is checked after every turn.
 
-    weights: slabs of each model's weights, which come when they are needed; 0: none. targets: seconds to each model's
-    first token; 0: none.
+    weights: slabs of each model's weights, which come when they are needed, by `sharing`; 0: none. targets:
+    seconds to each model's first token; 0: none.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class VirtualDevice:
         *,
         priorities: tuple[int, ...] = (),
         weights: int = 0,
-        one_at_a_time: bool = False,
+        sharing: str = "prism",
         targets: tuple[float, ...] = (),
         **engine: Any,
     ) -> None:
@@ -103,7 +105,7 @@ class VirtualDevice:
             for _ in range(models)
         ]
         self.balloon = Balloon(slabs)
-        self.residency = Residency(self.balloon, one_at_a_time)
+        self.residency = Residency(self.balloon, turns_of(sharing))
         self.placing = VirtualPlacing(self.world, self.granules, self.residency, weights) if weights else None
         for number, model in enumerate(self.models):
             priority = priorities[number] if priorities else 0

@@ -155,6 +155,13 @@ class Order:
             return s.request.priority, s.arrival_s
         return s.request.priority, *self.rank(s, alone_s)
 
+    def deadline(self, s: Waits, alone_s: float) -> tuple[float, ...]:
+        """(priority, deadline): a target's, or without one the due time; where no model of the device has a target, the
+        arrival. alone_s: what its work takes alone."""
+        if self.arbitration is None:
+            return s.request.priority, s.arrival_s
+        return s.request.priority, s.arrival_s + self._target_s if self._target_s else due_s(s, alone_s)
+
     def _job(self, s: Waits, cost_s: float) -> Job:
         deadline_s = s.arrival_s + self._target_s if self._target_s else None
         return Job((self._number, s.arrival), s.request.priority, deadline_s, due_s(s, cost_s), cost_s)

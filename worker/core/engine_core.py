@@ -71,6 +71,11 @@ class EngineCore:
         return self.admission.pace
 
     @property
+    def arrivals(self) -> int:
+        """Number of requests that have come."""
+        return self._arrivals
+
+    @property
     def going_on(self) -> bool:
         """Whether the next turn has something to do without an event."""
         released = self._held and self.computes
@@ -140,7 +145,8 @@ class EngineCore:
             self.state.out.append(do.Trial(trials.told))
         self.stepping = bool(batch)
         loading = any(s.state is State.LOADING for s in self.live.values())
-        self.starved = self.computes and not (batch or loading or self.scheduling.denied) and bool(self.live)
+        held_up = not (batch or loading or self.scheduling.denied)
+        self.starved = self.computes and self.scheduling.takes and held_up and bool(self.live)
         if not batch:
             self._obtainable = self.state.cache.obtainable
             return None

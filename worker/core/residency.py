@@ -4,14 +4,14 @@ when all are busy.
 A model is COLD, LOADING, ACTIVE or DRAINING. A request for a cold model waits for its activation. A hint activates it
 in time for its request. Memory for the weights comes from unused memory, then from caches, then from the weights of
 idle models, longest idle first: for a request of any idle model, for a hint or another model's KV only of those idle
-for `IDLE_S`. If all are busy, one gives way once it has been active for a slice: its sequences are preempted, their KV
-is saved, and it waits for its next turn. So every model gets its turn.
+for `IDLE_S`. If all are busy, one gives way when `worker.core.turns` says so: its sequences are preempted, their KV is
+saved, and it waits for its next turn.
 
 A registered model keeps its engine and its address space; only memory comes and goes. Its cached KV stays on the
 device, as long as nobody needs the memory.
 
 Invariants (`validate`): a share's weights are counted exactly when the model is not cold; only active and loading
-models compute or admit; with `one_at_a_time` at most one model is not cold.
+models compute or admit; where `turns.one_at_a_time`, at most one model is not cold.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from contracts.models import ModelState
 from contracts.residency import MOST_MOVES, WeightsMove, Why
 from storelink.core.load_plan import may_start
 from worker.core.balloon import Balloon, Share
-from worker.core.engine_core import EngineCore
-from worker.core.yielding import Yielding
+from worker.core.resident import Expected, Resident
+from worker.core.turns import Slices
 
 #: A model idle for this long is evicted when other models need memory, in seconds (Prism, figure 15a).
 IDLE_S = 45.0
-#: A busy model gives way to a waiting one after this time, or after so many times its activation, in seconds.
-SLICE_S, SLICE_ACTIVATIONS = 2.0, 20.0
 #: Time for preempted sequences to be saved before a model is evicted anyway, in seconds.
 DRAIN_S = 5.0
 #: Bytes per second of copies of weights, until measured.
@@ -67,83 +64,21 @@ class Unload:
 Instruction = Load | Unload
 
 
-class Expected(NamedTuple):
-    """When a hinted request is expected, and until when."""
-
-    arrival_s: float
-    until_s: float
-
-
-@dataclass(slots=True, eq=False)
-class Resident:
-    """One model. granules: of its weights. bytes_: to copy. pinned: never evicted."""
-
-    share: Share
-    core: EngineCore
-    yielding: Yielding
-    granules: int
-    bytes_: int
-    pinned: bool = False
-    state: ModelState = ModelState.COLD
-    #: When the state began, and when a request last was live.
-    since_s: float = -math.inf
-    used_s: float = -math.inf
-    #: Since when its requests have waited for weights or, with weights, for any memory; infinite: they do not.
-    waits_s: float = math.inf
-    #: Not even all idle models' memory would do for it: others must give way first.
-    crowded_out: bool = False
-    #: Layers that are here, while loading.
-    ready: int = 0
-    #: Hinted requests of sessions without KV here, soonest first; hints of others reach the engine by the store.
-    expected: list[Expected] = field(default_factory=list)
-    #: Weights of another model came at the same time: how long these took says little of the copies' speed.
-    crowded: bool = False
-    #: Failed activations since the last good one, and when to try again.
-    failures: int = 0
-    retry_s: float = -math.inf
-    #: Totals: times that its weights came and left, and the time that coming took.
-    activations: int = 0
-    evictions: int = 0
-    loading_s: float = 0.0
-    #: Its last changes of state, the oldest first. Replaced, never changed: read on any thread.
-    moves: tuple[WeightsMove, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.share.name
-
-    @property
-    def least(self) -> int:
-        """Granules of KV without which it can do nothing: a chunk's."""
-        pool = self.share.pool
-        return max(math.ceil(pool.layers / pool.pages_per_slab), pool.bands) * self.share.slab_granules
-
-    @property
-    def starved(self) -> bool:
-        """Its weights are here, and no request finds memory for KV."""
-        return self.state is ModelState.ACTIVE and self.core.starved
-
-    def note_wait(self, now: float) -> None:
-        """Set `waits_s`. It lasts from the first request without weights to the first step."""
-        if not self.core.live or self.core.stepping:
-            self.waits_s = math.inf
-        elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or self.core.starved):
-            self.waits_s = now
-
-
 @dataclass(slots=True)
 class Residency:
-    """See the module. one_at_a_time: weights of several models are never here together."""
+    """See the module. turns: whose turn it is."""
 
     balloon: Balloon
-    one_at_a_time: bool = False
+    turns: Slices = field(default_factory=Slices)
     models: dict[str, Resident] = field(default_factory=dict)
     out: list[Instruction] = field(default_factory=list)
-    #: Measured speed of copies of weights, of one model at a time.
+    #: Measured speed of copies of weights from images, of one model at a time.
     copy_bytes_s: float = _COPY_BYTES_S
     _now: float = 0.0
     _looked_s: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self.turns.load_s = self.load_s
 
     def join(self, resident: Resident, state: ModelState, now: float = 0.0) -> None:
         """Add a model, COLD or ACTIVE."""
@@ -170,12 +105,12 @@ class Residency:
         if resident.state is ModelState.ACTIVE:
             return 0.0
         here = resident.ready / resident.share.pool.layers if resident.state is ModelState.LOADING else 0.0
-        turn_s = self._slice_s(resident) if resident.crowded_out and resident.state is ModelState.COLD else 0.0
-        return turn_s + (1.0 - here) * resident.bytes_ / self.copy_bytes_s
+        turn_s = self.turns.wait_s(resident) if resident.state is ModelState.COLD else 0.0
+        return turn_s + (1.0 - here) * self.load_s(resident)
 
-    def _slice_s(self, resident: Resident) -> float:
-        """How long busy models stay before one gives way to this one."""
-        return max(SLICE_S, SLICE_ACTIVATIONS * resident.bytes_ / self.copy_bytes_s)
+    def load_s(self, resident: Resident) -> float:
+        """Expected time in which the model's weights come."""
+        return resident.bytes_ / (resident.copy_bytes_s or self.copy_bytes_s)
 
     # ---- time --------------------------------------------------------------------------------------------------
     def expect(self, name: str, expected: Expected) -> None:
@@ -189,17 +124,20 @@ class Residency:
         for resident in self.models.values():
             if resident.core.live:
                 resident.used_s = now
+            resident.core.scheduling.takes = True
             if resident.state is ModelState.DRAINING and (
                 not resident.core.saving.busy or now - resident.since_s >= DRAIN_S
             ):
                 self._unload(resident, Why.DRAINED)
+            elif self.turns.leaves_s(resident) <= now and resident in self._idle(0.0):
+                self._unload(resident, Why.UNUSED)
         if now - self._looked_s >= _LOOK_S:
             self._looked_s = now
             found = self.balloon.obtainable + sum(each.granules for each in self._idle(0.0))
             for resident in self.models.values():
                 resident.crowded_out = found < resident.granules + resident.least
         owed = 0
-        for resident in sorted(self._waiting(), key=_urgency):
+        for resident in sorted(self._waiting(), key=self.turns.urgency):
             if resident.state is ModelState.COLD:
                 self._activate(resident, self._idle(0.0), Why.REQUEST, owed)
             if resident.state is not ModelState.LOADING:  # until it computes, later ones take no memory
@@ -207,7 +145,7 @@ class Residency:
                     self._make_turn(resident)
                 break
             owed += resident.least
-        for resident in self.models.values():
+        for resident in self.models.values() if self.turns.heeds_hints else ():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
                 self._activate(resident, self._idle(IDLE_S), Why.HINT)
 
@@ -229,7 +167,10 @@ class Residency:
                 due_s.append(resident.since_s + DRAIN_S)
             elif resident.starved or (resident.state is ModelState.COLD and resident.core.live):
                 due_s.append(max(resident.retry_s, now + _POLL_S))
-            elif resident.state is ModelState.COLD:
+            elif resident.state is ModelState.ACTIVE and not resident.core.live:
+                leaves_s = self.turns.leaves_s(resident)
+                due_s.append(leaves_s if leaves_s > now else now + _POLL_S)
+            elif resident.state is ModelState.COLD and self.turns.heeds_hints:
                 due_s.append(max(self._hint_due_s(resident), resident.retry_s, now + _POLL_S))
         return max(min(due_s) - now, 0.0)
 
@@ -246,8 +187,10 @@ class Residency:
             resident.activations += 1
             if (seconds := self._now - resident.since_s) > 0:
                 resident.loading_s += seconds
-                if not resident.crowded:
+                if not resident.crowded and resident.copy_bytes_s is None:
                     self.copy_bytes_s = resident.bytes_ / seconds
+                elif not resident.crowded:
+                    resident.copy_bytes_s = resident.bytes_ / seconds
             self._enter(resident, ModelState.ACTIVE, Why.LOADED, seconds=seconds, since_s=resident.since_s)
             return
         core = resident.core
@@ -268,7 +211,7 @@ class Residency:
     def _activate(self, resident: Resident, victims: Sequence[Resident], why: Why, owed: int = 0) -> bool:
         """Find memory for the model's weights and load them. False if there is not enough. owed: granules that must
         remain for others."""
-        if self.one_at_a_time:
+        if self.turns.one_at_a_time:
             others = [each for each in self.models.values() if each.state is not ModelState.COLD]
             if any(each not in victims for each in others):
                 return False
@@ -296,23 +239,19 @@ class Residency:
         return True
 
     def _make_turn(self, resident: Resident) -> None:
-        """All others are busy: let one of them give way. One that waits itself does at once, others after a slice."""
+        """All others are busy: let one of them give way. One that finds no memory does at once, others by `turns`."""
         if any(each.state is ModelState.DRAINING for each in self.models.values()):
             return
-        slice_s = self._slice_s(resident)
-        has_waited = self._now - resident.waits_s >= slice_s
+        busy = [each for each in self.models.values() if each.state is ModelState.ACTIVE and not each.pinned]
         able = [
             each
-            for each in self.models.values()
-            if each is not resident
-            and each.state is ModelState.ACTIVE
-            and not each.pinned
-            and (each.starved or (has_waited and self._now - each.since_s >= slice_s))
+            for each in busy
+            if each is not resident and (each.starved or self.turns.gives_way(each, resident, self._now))
         ]
         if able:
             giving = max(able, key=lambda each: (each.starved, each.share.priority, -each.since_s))
             giving.yielding.halt(self._now)
-            self._enter(giving, ModelState.DRAINING, Why.STARVED if giving.starved else Why.SLICE, resident)
+            self._enter(giving, ModelState.DRAINING, Why.STARVED if giving.starved else self.turns.why, resident)
 
     def _idle(self, least_s: float) -> list[Resident]:
         """Active models that no request uses, for at least this long, longest first."""
@@ -322,16 +261,16 @@ class Residency:
             if each.state is ModelState.ACTIVE
             and not each.pinned
             and each.core.quiet
-            and self._now - max(each.used_s, each.since_s) >= least_s
+            and self._now - each.idle_since_s >= least_s
         ]
-        return sorted(found, key=lambda each: (-each.share.priority, max(each.used_s, each.since_s)))
+        return sorted(found, key=lambda each: (-each.share.priority, each.idle_since_s))
 
     def _hint_due_s(self, resident: Resident) -> float:
         """When an activation must begin so that the next hinted request finds the model active."""
         resident.expected = [each for each in resident.expected if each.until_s > self._now]
         soonest_s = resident.expected[0].arrival_s if resident.expected else math.inf
         arrival_s = min(resident.core.prefetching.next_arrival_s(self._now), soonest_s)
-        return arrival_s - resident.bytes_ / self.copy_bytes_s - _EARLY_S
+        return arrival_s - self.load_s(resident) - _EARLY_S
 
     def _spares(self, asker: Share) -> list[Resident]:
         """Idle models whose weights may go for KV of this one: if it can do nothing else, of any idle model."""
@@ -350,7 +289,7 @@ class Residency:
 
     # ---- states ------------------------------------------------------------------------------------------------
     def _unload(self, resident: Resident, why: Why, asker: Resident | None = None) -> None:
-        was_used = asker is not None and math.isfinite(resident.used_s)
+        was_used = (asker is not None or why is Why.UNUSED) and math.isfinite(resident.used_s)
         idle_s = self._now - resident.used_s if was_used else 0.0
         self._enter(resident, ModelState.COLD, why, asker, idle_s)
         self.out.append(Unload(resident.name))
@@ -370,6 +309,8 @@ class Residency:
         resident.moves = (*resident.moves[1 - MOST_MOVES :], move)
         resident.state, resident.since_s = state, self._now if since_s is None else since_s
         resident.ready = 0
+        if state is ModelState.ACTIVE:
+            resident.begin_group()
         if state is ModelState.LOADING:
             coming = [each for each in self.models.values() if each.state is ModelState.LOADING]
             for each in coming:
@@ -390,11 +331,4 @@ class Residency:
             assert each.core.admits == (each.state in (ModelState.LOADING, ModelState.ACTIVE))
             assert not each.core.computes or each.core.admits
         here = sum(each.state is not ModelState.COLD for each in self.models.values())
-        assert not self.one_at_a_time or here <= 1
-
-
-def _urgency(resident: Resident) -> tuple[float, ...]:
-    core = resident.core
-    if core.state.order.arbitration is not None:
-        return core.scheduling.first_rank(core.live.values())
-    return (min(s.request.priority for s in core.live.values()), resident.waits_s)
+        assert not self.turns.one_at_a_time or here <= 1

@@ -42,6 +42,8 @@ class Scheduling:
         #: Recomputed tokens, by the event that took their sequence off the device.
         self.recomputed_tokens: Counter[Event] = Counter()
         self.trials = Trials()
+        #: Whether waiting sequences are admitted. Off while the model ends what it has, for another one's turn.
+        self.takes = True
         #: Whether a waiting sequence may preempt others. Off while nothing computes: they would only change places.
         self.preempts = True
         #: Service of each group; groups here lately; shares (None: out of date); weights by group.
@@ -163,8 +165,10 @@ class Scheduling:
 
     def _may_admit(self, waiting: list[Sequence], here: list[Sequence]) -> bool:
         """Whether a waiting sequence could be admitted, as a place is free or preemptible. Avoids sorting the queue."""
-        if not waiting or len(here) < self.state.policy.max_batch:
-            return bool(waiting)
+        if not waiting or not self.takes:
+            return False
+        if len(here) < self.state.policy.max_batch:
+            return True
         if min(s.request.priority for s in waiting) < max(s.request.priority for s in here):
             return True
         if len(self._groups) == 1 or not self._current_shares(here).beyond:
@@ -253,6 +257,11 @@ class Scheduling:
         return min(
             (self._memory_rank(s) for s in live if s.pending > 1 or s.state is not _RUNNING), default=(math.inf,)
         )
+
+    def first_deadline(self, live: Iterable[Sequence]) -> tuple[float, ...]:
+        """The least priority, and its earliest deadline (`arbitration.Order.deadline`); infinite: there is none."""
+        token_s = self.admission.pace.prefill_token_s
+        return min((self.state.order.deadline(s, s.to_compute * token_s) for s in live), default=(math.inf,))
 
     def _memory_rank(self, s: Sequence) -> tuple[float, ...]:
         return self.state.order.memory_rank(s, s.to_compute * self.admission.pace.prefill_token_s)

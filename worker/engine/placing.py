@@ -11,7 +11,8 @@ from contracts.models import ModelState
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from worker.core.granules import OutOfGranules
-from worker.core.residency import Expected, Load, Residency
+from worker.core.residency import Load, Residency
+from worker.core.resident import Expected
 from worker.engine import failpoints
 from worker.models.filling import Copy, Filling, host_copy
 from worker.models.image import HostImage

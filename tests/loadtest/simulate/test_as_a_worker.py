@@ -65,10 +65,9 @@ def requests(seed: int, models: int, count: int, span_s: float) -> list[ModelReq
 
 def as_a_worker(asked: list[ModelRequest], models: int, sharing: Sharing) -> tuple[list[Times], list[int]]:
     """Times by request, and activations by model."""
-    moves = sharing in ("prism", "swap")
-    device = VirtualDevice(
-        models, SLABS, weights=WEIGHTS if moves else 0, one_at_a_time=sharing == "swap", store=False, layerwise=True
-    )
+    moves = sharing != "elastic"
+    weights, policy = (WEIGHTS, sharing) if moves else (0, "prism")
+    device = VirtualDevice(models, SLABS, weights=weights, sharing=policy, store=False, layerwise=True)
     if device.placing is not None:
         device.placing.layer_s = LAYER_S
         device.residency.copy_bytes_s = int(WEIGHTS * 2e7) / (LAYERS * LAYER_S)  # bytes as the virtual device's
@@ -95,7 +94,7 @@ def simulated(asked: list[ModelRequest], models: int, sharing: Sharing) -> tuple
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("sharing", ["elastic", "prism", "swap"])
+@pytest.mark.parametrize("sharing", ["elastic", "prism", "swap", "serverless"])
 def test_requests_are_answered_when_a_worker_would_answer_them(
     sharing: Sharing, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +104,8 @@ def test_requests_are_answered_when_a_worker_would_answer_them(
     asked = requests(seed, models, 30, 6.0)
     theirs, moved = as_a_worker(asked, models, sharing)
     ours, moved_here = simulated(asked, models, sharing)
-    assert moved_here == moved
+    # An idle model leaves after about 20 ms by `serverless`: a request may come in that very moment.
+    assert sum(abs(a - b) for a, b in zip(moved_here, moved, strict=True)) <= (sharing == "serverless")
     late = [abs(a.first_s - b.first_s) + abs(a.end_s - b.end_s) for a, b in zip(ours, theirs, strict=True)]
     # They may differ where layers of two models come together, and where a preempted request finds its KV in a store.
     assert sum(each < 1e-6 for each in late) >= len(late) / 3

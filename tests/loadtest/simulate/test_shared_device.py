@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 #: Four models, of which two or three fit.
 FULL = shared_kind(H100, [LLAMA_31_8B, QWEN_25_7B, LLAMA_32_3B, LLAMA_32_1B])
 TIGHT = replace(FULL, granules=12_000)
-SHARINGS: tuple[Sharing, ...] = ("static", "elastic", "swap", "prism")
+SHARINGS: tuple[Sharing, ...] = ("static", "elastic", "swap", "serverless", "prism")
 
 
 def trace(seed: int, seconds: float, rate: float, models: list[str], most: int = 600) -> list[ModelRequest]:
@@ -57,7 +57,7 @@ def check(fleet: SharedFleet) -> None:
 
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_every_request_is_answered_and_every_core_keeps_its_invariants(sharing: Sharing) -> None:
-    kind = TIGHT if sharing in ("swap", "prism") else FULL
+    kind = FULL if sharing in ("static", "elastic") else TIGHT
     asked = trace(3, 20.0, 3.0, names())
     found = simulate_many(ManyRun(kind, 1, sharing), asked, check)
     assert [a.asked for a in found.answers] == asked
@@ -72,7 +72,7 @@ def test_every_request_is_answered_and_every_core_keeps_its_invariants(sharing: 
 @pytest.mark.parametrize("seed", [0, 1, 2, 5])
 def test_whatever_comes_every_request_is_answered(seed: int) -> None:
     dice = random.Random(seed)
-    sharing: Sharing = dice.choice(["swap", "prism"])
+    sharing: Sharing = dice.choice(["swap", "serverless", "prism"])
     kind = replace(FULL, granules=dice.choice([9_000, 12_000, 17_000]))
     events = 0
 

@@ -1,0 +1,99 @@
+"""A model of a device, as `worker.core.residency` sees it: what it needs, its state, and since when it waits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from contracts.models import ModelState
+from contracts.residency import WeightsMove
+from worker.core.balloon import Share
+from worker.core.engine_core import EngineCore
+from worker.core.sequence import Sequence
+from worker.core.yielding import Yielding
+
+
+class Expected(NamedTuple):
+    """When a hinted request is expected, and until when."""
+
+    arrival_s: float
+    until_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One model. granules: of its weights. bytes_: to copy. pinned: never evicted."""
+
+    share: Share
+    core: EngineCore
+    yielding: Yielding
+    granules: int
+    bytes_: int
+    pinned: bool = False
+    #: Measured bytes a second of its copies, if they do not come from an image as those of others do.
+    copy_bytes_s: float | None = None
+    state: ModelState = ModelState.COLD
+    #: When the state began, and when a request last was live.
+    since_s: float = -math.inf
+    used_s: float = -math.inf
+    #: Since when its requests have waited for weights or, with weights, for any memory; infinite: they do not.
+    waits_s: float = math.inf
+    #: Not even all idle models' memory would do for it: others must give way first.
+    crowded_out: bool = False
+    #: Layers that are here, while loading.
+    ready: int = 0
+    #: Hinted requests of sessions without KV here, soonest first; hints of others reach the engine by the store.
+    expected: list[Expected] = field(default_factory=list)
+    #: Weights of another model came at the same time: how long these took says little of the copies' speed.
+    crowded: bool = False
+    #: Failed activations since the last good one, and when to try again.
+    failures: int = 0
+    retry_s: float = -math.inf
+    #: Totals: times that its weights came and left, and the time that coming took.
+    activations: int = 0
+    evictions: int = 0
+    loading_s: float = 0.0
+    #: Its group (`worker.core.turns`): requests that arrived before this number, of at most this priority.
+    _group: tuple[int, int] = (0, 0)
+    #: Its last changes of state, the oldest first. Replaced, never changed: read on any thread.
+    moves: tuple[WeightsMove, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.share.name
+
+    @property
+    def least(self) -> int:
+        """Granules of KV without which it can do nothing: a chunk's."""
+        pool = self.share.pool
+        return max(math.ceil(pool.layers / pool.pages_per_slab), pool.bands) * self.share.slab_granules
+
+    @property
+    def idle_since_s(self) -> float:
+        """When a request last was live, or its weights came."""
+        return max(self.used_s, self.since_s)
+
+    @property
+    def group(self) -> list[Sequence]:
+        """What is left of its group of requests."""
+        before, priority = self._group
+        return [s for s in self.core.live.values() if s.arrival < before and s.request.priority <= priority]
+
+    def begin_group(self) -> None:
+        """Its live requests of the most urgent priority are a new group."""
+        priority = min((s.request.priority for s in self.core.live.values()), default=0)
+        self._group = (self.core.arrivals, priority)
+
+    @property
+    def starved(self) -> bool:
+        """Its weights are here, and no request finds memory for KV."""
+        return self.state is ModelState.ACTIVE and self.core.starved
+
+    def note_wait(self, now: float) -> None:
+        """Set `waits_s`. It lasts from the first request without weights to the first step."""
+        if not self.core.live or self.core.stepping:
+            self.waits_s = math.inf
+        elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or self.core.starved):
+            self.waits_s = now
