@@ -19,9 +19,7 @@ def measure(rounds: int) -> dict[str, list[float]]:
     """Microseconds a granule, a value a round, by what is done with it. Slabs are single granules."""
     memory = host_memory(_TOGETHER * GRANULE, GRANULE)
     shape = KvShape.of_heads(bytes(32), 12, 4, 64, 64, "bfloat16")
-    one, other = (
-        PagedKv(memory.reserve(_TOGETHER * GRANULE, Owner(Use.KV, name)), shape) for name in ("one", "other")
-    )
+    one, other = (PagedKv(memory.reserve(_TOGETHER * GRANULE, Owner(Use.KV, name)), shape) for name in ("one", "other"))
     slabs = range(one.slab_count)
     assert len(slabs) == _TOGETHER
     found: dict[str, list[float]] = {}

@@ -40,7 +40,8 @@ def rows(found: Any) -> list[list[str]]:
         middle, low, high = found["ratio"][metric]
         alone = 1e3 * found["alone"]["static"][metric]["mean"]
         each = [
-            1e3 * fmean(s[metric]["mean"] for s in found["stretches"] if s["arm"] == arm) for arm in ("elastic", "static")
+            1e3 * fmean(s[metric]["mean"] for s in found["stretches"] if s["arm"] == arm)
+            for arm in ("elastic", "static")
         ]
         cells = [f"{Figure(ms):.2f}" for ms in (alone, *each)]
         made.append([name, *cells, f"{middle:.3f}", f"{low:.3f} to {high:.3f}"])

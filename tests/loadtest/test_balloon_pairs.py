@@ -23,7 +23,7 @@ def test_each_model_gets_its_rate_steadily_and_no_prompt_twice() -> None:
         for model in ("m00", "m01"):
             at_s = [r.arrival_s * TIME_SCALE for r in load if r.model == model]
             gaps = np.diff(at_s)
-            assert len(at_s) == pytest.approx(200, rel=0.15) and 0 <= at_s[0] and at_s[-1] < 100
+            assert len(at_s) == pytest.approx(200, rel=0.15) and at_s[0] >= 0 and at_s[-1] < 100
             assert gaps.std() / gaps.mean() == pytest.approx(0.5, rel=0.3), "steadier than Poisson"
         assert all((r.input_tokens, r.output_tokens) == TOKENS for r in load)
     assert constant_load(2, 2.0, 100.0, TOKENS, 1) != constant_load(2, 2.0, 100.0, TOKENS, 2)
