@@ -24,12 +24,12 @@ _DRAWS = 4000
 
 
 def constant_load(models: int, per_s: float, seconds: float, tokens: tuple[int, int], seed: int) -> list[TraceRequest]:
-    """Requests to models `m00`, `m01`, … for `seconds`, `per_s` a second to each. tokens: of each prompt and answer. No
-    two prompts share text. Arrivals are in the trace's time (`bench.many_models.setting.TIME_SCALE`)."""
+    """Requests to models `m00`, `m01`, … for `seconds`, `per_s` a second to each, one at least. tokens: of each prompt
+    and answer. No two prompts share text. Arrivals are in the trace's time (`bench.many_models.setting.TIME_SCALE`)."""
     found: list[TraceRequest] = []
     for model in range(models):
         rng = random.Random(f"{seed} {model}")
-        at_s, gaps = rng.random() / per_s, Burstiness(_STEADINESS, per_s)
+        at_s, gaps = rng.random() * min(1 / per_s, seconds), Burstiness(_STEADINESS, per_s)
         while at_s < seconds:
             found.append(TraceRequest(at_s / TIME_SCALE, *tokens, (), model=f"m{model:02d}"))
             at_s += gaps.gap(rng)

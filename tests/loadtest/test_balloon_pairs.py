@@ -26,6 +26,7 @@ def test_each_model_gets_its_rate_steadily_and_no_prompt_twice() -> None:
             assert len(at_s) == pytest.approx(200, rel=0.15) and at_s[0] >= 0 and at_s[-1] < 100
             assert gaps.std() / gaps.mean() == pytest.approx(0.5, rel=0.3), "steadier than Poisson"
         assert all((r.input_tokens, r.output_tokens) == TOKENS for r in load)
+    assert [r.model for r in sorted(constant_load(2, 0.01, 1.0, TOKENS, 1), key=lambda r: r.model)] == ["m00", "m01"]
     assert constant_load(2, 2.0, 100.0, TOKENS, 1) != constant_load(2, 2.0, 100.0, TOKENS, 2)
 
 
