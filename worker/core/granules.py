@@ -128,6 +128,17 @@ class GranuleLedger:
             heapq.heappush(self._free, granule)
         return cooled
 
+    @property
+    def next_free(self) -> int | None:
+        """The free granule that is taken first when none is warm."""
+        return self._free[0] if self._free else None
+
+    def warmed(self) -> None:
+        """`next_free` has got memory: it is warm."""
+        granule = heapq.heappop(self._free)
+        self._state[granule] = GranuleState.WARM
+        heapq.heappush(self._warm, granule)
+
     def hand(self, granules: Sequence[int], owner: Owner) -> None:
         """Transfer held granules, with their content, to another owner. Raises GranuleMisuse, changing nothing, unless
         all are held."""

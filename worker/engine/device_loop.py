@@ -24,9 +24,16 @@ class DeviceLoop:
     """See the module. niceness: of its thread (`runtime.niceness`). on_crash: called with an engine's exception; ends
     the thread."""
 
-    def __init__(self, engines: Sequence[NativeEngine], niceness: int = 0, placing: Placing | None = None) -> None:
-        """placing: decides whose weights are on the device; None: all are, always."""
-        self.engines, self.placing = tuple(engines), placing
+    def __init__(
+        self,
+        engines: Sequence[NativeEngine],
+        niceness: int = 0,
+        placing: Placing | None = None,
+        prepare: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """placing: decides whose weights are on the device; None: all are, always. prepare: does a little work, of a
+        millisecond at most, while no engine has a request or a copy; whether it did."""
+        self.engines, self.placing, self._prepare = tuple(engines), placing, prepare
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self._niceness = niceness
         self._stopping = False
@@ -69,6 +76,8 @@ class DeviceLoop:
         if not busy:
             for engine in self.engines:
                 engine.rest()
+            if all(engine.idle for engine in self.engines) and self._prepare():
+                return
             if not self._woken.wait(min(due_s, *(engine.due_in_s() for engine in self.engines))):
                 busy = list(self.engines)
         for engine in in_order(busy):

@@ -1,7 +1,7 @@
 """Physical memory of a CUDA device in granules, by CUDA's virtual memory management (like vAttention and kvcached).
 
 Each granule is one allocation with its own mapping, because the driver unmaps only whole mappings. A granule is
-allocated, and zeroed unless its user writes all of it, when it is first shown (mapped).
+allocated, and zeroed unless its user writes all of it, when it is first shown (mapped), if it was not prepared.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class CudaMemory:
                 self._driver.unmap(address, begun * size)
             self.drop(fresh)
             raise
+
+    def prepare(self, granule: int) -> None:
+        """See `PhysicalMemory.prepare`. Its content stays undefined."""
+        self._create(granule)
 
     def hide(self, address: int, count: int) -> None:
         """See `PhysicalMemory.hide`. Waits until the device is idle, as queued work may use the range."""

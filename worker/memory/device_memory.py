@@ -68,6 +68,20 @@ class DeviceMemory:
         self.physical.drop(cooled)
         return len(cooled)
 
+    def prepare(self) -> bool:
+        """Allocates the memory of one free granule, which becomes warm; False if there is none. Raises OSError or
+        UpbeatError, changing nothing, where the system has no memory."""
+        granule = self.ledger.next_free
+        if granule is None:
+            return False
+        try:
+            self.physical.prepare(granule)
+        except BaseException:
+            self.physical.drop([granule])
+            raise
+        self.ledger.warmed()
+        return True
+
     def hand(self, granules: Sequence[int], owner: Owner) -> None:
         """Moves held granules, with their content, to another owner. Raises GranuleMisuse, changing nothing, unless all
         are held."""

@@ -9,11 +9,13 @@ import os
 _PROT_NONE = 0
 _MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def reserve(bytes_: int) -> int:
@@ -24,8 +26,18 @@ def reserve(bytes_: int) -> int:
 def show_file(address: int, bytes_: int, fd: int, offset: int, *, touch: bool = True) -> None:
     """Maps `bytes_` of a file from `offset` on at `address`, readable and writable. touch: allocates its memory now,
     not on first access."""
-    flags = mmap.MAP_SHARED | _MAP_FIXED | (_MAP_POPULATE if touch else 0)
+    flags = mmap.MAP_SHARED | _MAP_FIXED
     _mmap(address, bytes_, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+    if touch and not populate(address, bytes_):
+        _mmap(address, bytes_, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_POPULATE, fd, offset)
+
+
+def populate(address: int, bytes_: int) -> bool:
+    """Makes the pages of a mapped range present for writing, in one call: a fifth of a fault for each. False where the
+    system cannot. MAP_POPULATE faults for reading only, which bench/balloon found slower, and so is the first write
+    after it."""
+    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
+    return not _libc.madvise(begin, address + bytes_ - begin, _POPULATE_WRITE)
 
 
 def hide(address: int, bytes_: int) -> None:

@@ -35,6 +35,11 @@ class PhysicalMemory(Protocol):
         thread, unless the same granules are shown, hidden or dropped meanwhile."""
         ...
 
+    def prepare(self, granule: int) -> None:
+        """Allocates the memory of a granule that has none and is shown nowhere, so that showing it costs no page fault.
+        Raises OSError or UpbeatError where the system has no memory."""
+        ...
+
     def hide(self, address: int, count: int) -> None:
         """Unmaps `count` granules from `address` on; they keep their content. The range must be unused."""
         ...

@@ -9,7 +9,6 @@ span from the checkpoint instead.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from contracts.errors import UpbeatError
 from runtime import telemetry
 from worker.core.link_plan import LinkPlan
+from worker.memory import mappings
 from worker.models.image import HostImage
 from worker.models.other_links import LinkBusy, OtherLinks
 from worker.models.weights import WeightSpan
@@ -28,18 +28,13 @@ PIECE_BYTES = 30 << 20
 #: A lane without a piece asks again after this time, in seconds.
 _ASK_S = 0.01
 
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
 #: copy(to, source, bytes): from host memory to the device's; returns when done. Any thread.
 Copy = Callable[[int, int, int], object]
 
 
 def host_copy(to: int, source: int, bytes_: int) -> None:
-    """A `Copy` within host memory. Makes the pages present first: one call costs a fifth of a fault for each page."""
-    begin = to // mmap.PAGESIZE * mmap.PAGESIZE
-    _libc.madvise(begin, to + bytes_ - begin, _POPULATE_WRITE)  # where the system cannot, the copy faults
+    """A `Copy` within host memory."""
+    mappings.populate(to, bytes_)  # where the system cannot, the copy faults
     ctypes.memmove(to, source, bytes_)
 
 
