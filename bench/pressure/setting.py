@@ -45,6 +45,9 @@ class Cell:
 USUAL = Cell(0.9, 1 / 3, 1e9)
 #: Cells change one setting of the usual one.
 BY_MEMORY = tuple(replace(USUAL, memory=memory) for memory in (0.1, 1 / 3, 1.0))
+#: With teams also a cell in which all is always in HBM: nothing that brings KV can do better.
+ALL_IN_HBM = replace(USUAL, memory=10.0)
+TEAMS = (*BY_MEMORY, ALL_IN_HBM)
 CELLS = (
     *(replace(USUAL, use=use) for use in (0.5, 0.7, 0.9, 1.1)),
     *(cell for cell in BY_MEMORY if cell != USUAL),
