@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -10,16 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from upbeat_here import upbeat
 
 from cli import doctor
-from cli.main import app
 from cli.settings import BUNDLED_MODEL
 from runtime.config_file import load_config
 from runtime.native import abilities
@@ -181,20 +179,6 @@ def gateway() -> Iterator[GatewayStandIn]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-def upbeat(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The program in this process: a new one would import for half a second."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["upbeat", *words])
-        if cwd is not None:
-            patch.chdir(cwd)
-        with pytest.raises(SystemExit) as ended:
-            app()
-    return subprocess.CompletedProcess(words, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def test_status_shows_every_node(gateway: GatewayStandIn) -> None:
