@@ -15,6 +15,9 @@ WEB_TOOLS := web-sdk/node_modules/.package-lock.json
 # Flags of `upbeat up`: make up ARGS="--nodes 3 --port 9000"
 ARGS ?=
 
+# Programs start by the hundred in tests, and each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A test that hangs where pytest's own limit of 300 s cannot reach it ends its process, with all stacks printed.
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
@@ -48,7 +51,7 @@ $(VENV)/.tests: $(VENV)/.serves
 	@touch $@
 
 test: $(VENV)/.tests $(SDK)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
-	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile)
+	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 	$(if $(ARGS),,$(sdk_pytest))
 
 test-slow: $(VENV)/.tests ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user

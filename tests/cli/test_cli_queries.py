@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from upbeat_here import upbeat
 
+from cli import doctor
 from cli.settings import BUNDLED_MODEL
+from runtime.config_file import load_config
 from runtime.native import abilities
 
 FLEET = {
@@ -176,21 +179,6 @@ def gateway() -> Iterator[GatewayStandIn]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-def upbeat(
-    *words: str, cwd: Path | None = None, timeout_s: float = 120, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    program = str(Path(sys.executable).with_name("upbeat"))
-    return subprocess.run(
-        [program, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
-        cwd=cwd,
-        timeout=timeout_s,
-    )
 
 
 def test_status_shows_every_node(gateway: GatewayStandIn) -> None:
@@ -354,29 +342,21 @@ def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists(), "a doctor changes nothing"
 
 
-def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path) -> None:
+def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho this compiler is broken >&2\nexit 1\n")
     broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for choice, level in (
-        ("kernels: auto", "warn"),
-        ("kernels: native", "fail"),
-        ("kernels: torch", "ok"),
-        ("device: cuda", "ok"),
+        ({"kernels": "auto"}, "warn"),
+        ({"kernels": "native"}, "fail"),
+        ({"kernels": "torch"}, "ok"),
+        ({"device": "cuda"}, "ok"),
     ):
-        (tmp_path / "upbeat.yaml").write_text(f"worker: {{{choice}}}\n")
-        done = upbeat(
-            "doctor",
-            "--json",
-            "--config",
-            "upbeat.yaml",
-            cwd=tmp_path,
-            CXX=str(broken),
-            XDG_CACHE_HOME=str(tmp_path / "cache"),
-        )
-        found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
-        assert found["level"] == level
-        assert level == "ok" or ("this compiler is broken" in found["detail"] and found["remedy"])
+        [found] = doctor._kernels(load_config(None, {"worker": choice}))
+        assert (found.check, found.level) == ("kernels", level)
+        assert level == "ok" or ("this compiler is broken" in found.detail and found.remedy)
 
 
 @pytest.mark.slow
@@ -385,7 +365,7 @@ def test_the_doctor_says_why_kernels_are_slower_than_the_processor_lets_them_be(
     old = tmp_path / "c++"
     old.write_text('#!/bin/sh\nexec c++ "$@" -mno-avx512f\n')
     old.chmod(0o755)
-    done = upbeat("doctor", "--json", cwd=tmp_path, timeout_s=280, CXX=str(old), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    done = upbeat("doctor", "--json", cwd=tmp_path, CXX=str(old), XDG_CACHE_HOME=str(tmp_path / "cache"))
     found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
     assert found["level"] == "warn" and "compiler" in found["remedy"]
     assert "built for avx2 registers and this processor has avx512" in found["detail"]
@@ -422,7 +402,8 @@ def test_the_doctor_reads_every_byte_of_the_weights(tmp_path: Path) -> None:
 
 def test_the_doctor_names_a_port_that_is_taken(gateway: GatewayStandIn, tmp_path: Path) -> None:
     port = gateway.server_address[1]
-    done = upbeat("doctor", "--port", str(port), cwd=tmp_path)
+    (tmp_path / "upbeat.yaml").write_text("worker: {kernels: torch}\n")  # which are not measured
+    done = upbeat("doctor", "--config", "upbeat.yaml", "--port", str(port), cwd=tmp_path)
     line = next(line for line in done.stdout.splitlines() if " ports " in line)
     assert done.returncode == 1
     assert line.startswith("fail") and f"{port} (gateway)" in line and f"pid {os.getpid()}" in line

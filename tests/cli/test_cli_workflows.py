@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from upbeat_here import upbeat
 
 from contracts.workflow import parse_graph
 from loadtest.recorded_runs import Recorded, as_declared, learn
@@ -83,11 +82,7 @@ def gateway() -> Iterator[Workflows]:
 
 
 def workflows(*words: object, url: str = "http://127.0.0.1:9") -> subprocess.CompletedProcess[str]:
-    program = str(Path(sys.executable).with_name("upbeat"))
-    line = [program, "workflows", *map(str, words)]
-    return subprocess.run(
-        line, capture_output=True, text=True, check=False, env=os.environ | {"UPBEAT_URL": url}, timeout=120
-    )
+    return upbeat("workflows", *map(str, words), UPBEAT_URL=url)
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> list[list[str]]:

@@ -4,6 +4,7 @@ strings."""
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from loadtest.stack import Stack
+from tests.pace import waited_s
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 SCHEMA: dict[str, Any] = {
@@ -66,6 +69,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     with Stack(model=MODEL, nodes=1, directory=tmp_path_factory.mktemp("stack"), hbm_gib=0.25, dram_gib=0.25) as stack:
         made = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60)
         made.model = made.models.list().data[0].id  # type: ignore[attr-defined]
+        made.gateway = json.loads((stack.run_dir / "pids.json").read_text())["gateway"]  # type: ignore[attr-defined]
         yield made
 
 
@@ -303,13 +307,19 @@ def test_a_client_that_goes_away_leaves_nothing_running(client: openai.OpenAI, s
 def test_a_prompt_of_two_megabytes_is_too_long_at_once_and_nobody_waits_for_that(client: openai.OpenAI) -> None:
     """The tokenizer would take a second for it; the gateway knows by what the worker says of its tokens."""
     root, worst, done = str(client.base_url).removesuffix("/v1/"), [0.0], threading.Event()
+    gateway = psutil.Process(client.gateway)  # type: ignore[attr-defined]
+    here = [os.getpid(), *(process.pid for process in (gateway, *gateway.children(recursive=True)))]
+
+    def clock_s() -> float:
+        """Stands still while this test, the gateway or its helpers wait for a core."""
+        return time.monotonic() - waited_s(here)
 
     def ask_others() -> None:
         with httpx.Client() as http:
             while not done.is_set():
-                began = time.monotonic()
+                began = clock_s()
                 assert http.get(f"{root}/health").status_code == 200
-                worst[0] = max(worst[0], time.monotonic() - began)
+                worst[0] = max(worst[0], clock_s() - began)
                 time.sleep(0.005)
 
     thread = threading.Thread(target=ask_others)
@@ -322,11 +332,11 @@ def test_a_prompt_of_two_megabytes_is_too_long_at_once_and_nobody_waits_for_that
             for path, body in (("chat/completions", messages), ("completions", prompt)):
                 content = json.dumps(body).encode()
                 for _ in range(4):
-                    began = time.monotonic()
+                    began = clock_s()
                     answer = http.post(
                         f"{root}/v1/{path}", content=content, headers={"Content-Type": "application/json"}
                     )
-                    took.append(time.monotonic() - began)
+                    took.append(clock_s() - began)
                     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), (
                         answer.text
                     )

@@ -65,14 +65,14 @@ def worker_of(stack: Stack) -> psutil.Process:
 def test_every_hostile_schema_is_refused_within_seconds_and_again_at_once(stack: Stack) -> None:
     before = worker_of(stack)
     for schema in (patterns(20), patterns(24), patterns(200), references(6000)):
-        answer, took = ask(stack, "attacker", response_format=format_of(schema))
-        assert answer.status_code == 400 and took < 5, answer.text
+        answer, first = ask(stack, "attacker", response_format=format_of(schema))
+        assert answer.status_code == 400 and first < 5, answer.text
         assert (
             answer.json()["error"]["param"] == "response_format"
             and answer.json()["error"]["code"] == "unsupported_schema"
         )
         again, took = ask(stack, "attacker", response_format=format_of(schema))
-        assert again.json()["error"] == answer.json()["error"] and took < 0.5
+        assert again.json()["error"] == answer.json()["error"] and took < max(0.5, first / 4)
     tools = [
         {
             "type": "function",

@@ -89,20 +89,22 @@ def hostile(port: int, key: str, seconds: float) -> dict[str, list[int]]:
     return found
 
 
-def honest(port: int, key: str, seconds: float) -> dict[str, list[float]]:
-    """Seconds that each took, by what was asked; a refusal raises."""
+def honest(port: int, key: str, seconds: float, beside: int) -> dict[str, list[float]]:
+    """Seconds that each took, by what was asked; a refusal raises. beside: the port of a server that answers at once,
+    asked in turn with the gateway."""
     took: dict[str, list[float]] = defaultdict(list)
     chat = json.dumps({"model": "toy", "messages": [{"role": "user", "content": "hello"}]}).encode()
     asked = {
-        "health": ("GET", "/health", b"", 200),
-        "hint": ("POST", "/v1/advisory", b'{"session_id":"chat-1"}', 202),
-        "chat": ("POST", "/v1/chat/completions", chat, 200),
+        "health": (port, "GET", "/health", b"", 200),
+        "hint": (port, "POST", "/v1/advisory", b'{"session_id":"chat-1"}', 202),
+        "chat": (port, "POST", "/v1/chat/completions", chat, 200),
+        "beside": (beside, "GET", "/", b"", 200),
     }
     ends_s = time.monotonic() + seconds
     while time.monotonic() < ends_s:
-        for name, (method, path, body, wanted) in asked.items():
+        for name, (where, method, path, body, wanted) in asked.items():
             began = time.monotonic()
-            status = _ask(port, key, method, path, body)
+            status = _ask(where, key, method, path, body)
             took[name].append(time.monotonic() - began)
             assert status == wanted, (name, status)
         time.sleep(0.02)
@@ -110,5 +112,6 @@ def honest(port: int, key: str, seconds: float) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    what, port, key, seconds = sys.argv[1:]
-    print(json.dumps((hostile if what == "hostile" else honest)(int(port), key, float(seconds))))
+    what, port, key, seconds, *more = sys.argv[1:]
+    given = int(port), key, float(seconds)
+    print(json.dumps(hostile(*given) if what == "hostile" else honest(*given, int(more[0]))))

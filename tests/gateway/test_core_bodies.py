@@ -93,9 +93,9 @@ def test_what_is_read_on_the_event_loop_holds_it_for_milliseconds(what: str) -> 
     body, took = LIGHT[what], []
     assert tally(body).light
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         ask("completion" if b'"prompt"' in body else "chat", body, TOLD)
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
     assert min(took) < 0.03, took
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import sys
 import time
@@ -17,6 +18,7 @@ from gateway_fakes import until
 from security_harness import CHAT, KEY_A, KEY_B, Answer, Harness, harness, read_answer, rss_of
 
 from contracts.v1 import scheduler_pb2 as pb
+from tests.pace import waited_s
 
 MIB = 1 << 20
 #: A model as large ones are: 8,192 tokens of at most 128 bytes.
@@ -32,15 +34,24 @@ async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
         await running.is_whole()
 
 
-async def program(what: str, h: Harness, key: str, seconds: float) -> Any:
+async def program(what: str, h: Harness, key: str, seconds: float, *more: object) -> Any:
     """What `body_senders` prints."""
     command = [sys.executable, "-m", "tests.gateway.body_senders", what, str(h.port), key, str(seconds)]
+    command += map(str, more)
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
     )
     said, _ = await process.communicate()
     assert process.returncode == 0, what
     return json.loads(said)
+
+
+async def answer_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that has nothing to do: what it takes, the machine takes."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    await writer.drain()
+    writer.close()
 
 
 def part(seconds: list[float], share: float) -> float:
@@ -76,17 +87,21 @@ async def test_bodies_of_every_hostile_kind_delay_no_other_tenant_and_take_bound
         return answering.result()
 
     watching, slow = asyncio.create_task(watch()), asyncio.create_task(trickle())
-    found, took = await asyncio.gather(program("hostile", h, KEY_A, 12.0), program("honest", h, KEY_B, 12.0))
+    async with await asyncio.start_server(answer_at_once, "127.0.0.1", 0) as beside:
+        honest = program("honest", h, KEY_B, 12.0, beside.sockets[0].getsockname()[1])
+        found, took = await asyncio.gather(program("hostile", h, KEY_A, 12.0), honest)
     watching.cancel()
     assert (await slow).status == 408, "a body that does not keep up"
     statuses = {name: set(found[name]) for name in found}
     assert all(seen <= {400, 404, 413, 503, 200, 0} for seen in statuses.values()), statuses
     assert 400 in statuses["one long text"] and 413 in statuses["tiny objects"], statuses
+    assert all(len(times) > 20 for times in took.values()), {name: len(times) for name, times in took.items()}
     late = {name: [round(part(times, p), 3) for p in (0.95, 0.99)] for name, times in took.items()}
-    assert all(len(times) > 50 for times in took.values()), {name: len(times) for name, times in took.items()}
     # On a machine with free cores 99 of 100 stay below: 30 ms for /health and hints, 70 ms for chats. Others use this
-    # one, too.
-    assert max(p95 for p95, _ in late.values()) < 0.1 and max(p99 for _, p99 in late.values()) < 0.5, late
+    # one, too: a chat is three messages, each of which may take what one to a server beside the gateway takes.
+    p95_beside, p99_beside = late.pop("beside")
+    assert max(p95 for p95, _ in late.values()) < 0.1 + 3 * p95_beside, (late, p95_beside)
+    assert max(p99 for _, p99 in late.values()) < 0.5 + 3 * p99_beside, (late, p99_beside)
     # Three bodies with their copies in the gateway, and what two helpers may make of one each.
     assert most < 512 * MIB, f"{most >> 20} MiB"
     await until(lambda: rss_of(family) - before < 128 * MIB)  # and it is given back
@@ -106,10 +121,11 @@ async def test_too_long_is_said_within_a_tenth_of_a_second(
     h: Harness, path: str, body: dict[str, Any], param: str
 ) -> None:
     content, took = json.dumps({"model": "toy", **body}).encode(), []
+    here = [os.getpid(), *(process.pid for process in h.family())]
     for _ in range(5):
-        began = time.monotonic()
+        began, waited = time.monotonic(), waited_s(here)
         answer = await h.ask("POST", f"/v1/{path}", content)
-        took.append(time.monotonic() - began)
+        took.append(time.monotonic() - began - (waited_s(here) - waited))
         assert (answer.status, answer.error["code"], answer.error["param"]) == (
             400,
             "context_length_exceeded",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +56,8 @@ async def test_a_tenant_with_one_request_waits_one_turn_however_many_of_anothers
         h.worker.token_s = 0.01
         flood = [ask(h, KEY_A, 30, priority=-1000) for _ in range(30)]
         await until(lambda: len(h.worker.submitted) == 2)
-        began = time.monotonic()
         assert (await ask(h, KEY_B, 2, priority=1000)).status == 200
-        assert time.monotonic() - began < 3, "thirty of 0.3 s or more, two at a time, would be 4.5 s"
-        assert len(h.worker.submitted) < 12
+        assert len(h.worker.submitted) < 12, "most of the thirty still wait"
         await ended(flood)
         await until(lambda: is_served(h, KEY_A))
 
