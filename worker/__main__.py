@@ -112,7 +112,7 @@ class WorkerProcess:
             draining=lambda: self.handler.draining,
             device_bytes=memory.total * granule,
             free_bytes=lambda: memory.free * granule,
-            expect=self.served.placing.expect if self.served.placing else lambda model, arrival_s, expires_s: None,
+            **({"expect": placing.expect, "spare": placing.spare} if (placing := self.served.placing) else {}),
             memory=memory.shares,
         )
         if self.served.placing is not None:

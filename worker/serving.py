@@ -30,7 +30,8 @@ from worker.core.balloon import Balloon, Share
 from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.core.residency import Residency, Resident
+from worker.core.residency import Residency
+from worker.core.resident import Resident
 from worker.core.yielding import Yielding
 from worker.devices.device import Device
 from worker.devices.runner import Steps

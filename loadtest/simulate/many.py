@@ -15,11 +15,11 @@ from loadtest.simulate.fleet import REPORT_EVERY_S, TICK_EVERY_S
 from loadtest.simulate.request import Request
 from loadtest.simulate.shared_device import SharedDevice, Sharing
 from loadtest.simulate.shared_kind import GRANULE_BYTES, SharedKind
-from scheduler.core.commands import Wake
+from scheduler.core.commands import Spare, Wake
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.core.fleet import LoadReport, Model, Rates
 from scheduler.core.models import ModelLoad
-from worker.core.residency import Expected
+from worker.core.resident import Expected
 
 #: Requests between two validations.
 _VALIDATE_EVERY = 1_000
@@ -136,6 +136,8 @@ class SharedFleet:
         for command in self.control.tick(self.events.now):
             if isinstance(command, Wake):
                 self.devices[command.node].expect(command.model, Expected(command.arrival_s, command.expires_s))
+            elif isinstance(command, Spare):
+                self.devices[command.node].spare(command.model, command.expires_s)
         self.events.at(self.events.now + TICK_EVERY_S, self._tick)
 
     def validate(self) -> None:

@@ -28,7 +28,8 @@ from loadtest.simulate.turned_engine import TurnedEngine
 from loadtest.simulate.weights import Weights
 from worker.core.balloon import Balloon, Share
 from worker.core.pages import PagePool
-from worker.core.residency import Expected, Residency, Resident
+from worker.core.residency import Residency
+from worker.core.resident import Expected, Resident
 from worker.core.yielding import Yielding
 
 #: `sharing` of the configuration: fixed parts; KV that grows and shrinks; and weights that come and go, of one model at
@@ -286,6 +287,12 @@ class SharedDevice:
         """A request for this model is expected."""
         if self.residency is not None:
             self.residency.expect(name, expected)
+            self._woken()
+
+    def spare(self, name: str, until_s: float) -> None:
+        """Until then, requests for this model go elsewhere."""
+        if self.residency is not None:
+            self.residency.spare(name, until_s)
             self._woken()
 
     def submit(self, name: str, request: Request) -> None:

@@ -40,4 +40,14 @@ class Wake:
     expires_s: float
 
 
-Command = Prefetch | Withdraw | Wake
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """To a device's worker: until `expires_s`, on the scheduler's clock, requests for this model go elsewhere. node: the
+    device's name."""
+
+    node: str
+    model: str
+    expires_s: float
+
+
+Command = Prefetch | Withdraw | Wake | Spare

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from contracts.models import ModelState
-from scheduler.core.commands import Wake
+from scheduler.core.commands import Spare, Wake
 from scheduler.core.device import Device, Model
 from scheduler.core.fleet import Fleet
 from scheduler.core.model_placement import Demand, Move, moves, roomiest, spare_copies
@@ -29,6 +29,8 @@ REST_S = 60.0
 FEW_S, MANY_S = 2.0, COPY_S
 #: A move whose model is not active on its new device by then is given up, in seconds.
 GIVE_UP_S = 60.0
+#: For so long a device believes that a model's requests go elsewhere, in seconds: it is told at every look.
+SPARE_S = 3 * LOOK_S
 #: Target for a token of models without one, in seconds: it only weighs demands.
 _TPOT_S = 0.05
 _HERE = (ModelState.LOADING, ModelState.ACTIVE)
@@ -65,7 +67,7 @@ class ModelMoves:
             return spare
         return spare - {under_way.move.to} | {under_way.move.leaves}
 
-    def tick(self, now: float) -> list[Wake]:
+    def tick(self, now: float) -> list[Wake | Spare]:
         """Decide, if it is time to."""
         if now < self._due_s:
             return []
@@ -74,6 +76,18 @@ class ModelMoves:
         demands, work_s = self._demands(devices)
         room = {name: device.device_bytes for name, device in devices.items() if device.device_bytes}
         self._do_without(demands, work_s, room)
+        woken = self._move(demands, room, now)
+        return [*woken, *self._spared(demands, now)]
+
+    def _spared(self, demands: Mapping[str, Demand], now: float) -> list[Spare]:
+        """Tells the devices which weights are no longer used there."""
+        return [
+            Spare(name, model, now + SPARE_S)
+            for model, demand in demands.items()
+            for name in sorted(self.leaving(model) & set(demand.active))
+        ]
+
+    def _move(self, demands: Mapping[str, Demand], room: Mapping[str, int], now: float) -> list[Wake]:
         if self._under_way is not None:
             self._go_on(self._under_way, demands, now)
             return []

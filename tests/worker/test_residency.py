@@ -12,7 +12,8 @@ from contracts.models import ModelState
 from contracts.residency import MOST_MOVES, Why
 from tests.worker.virtual_device import VirtualDevice
 from tests.worker.virtual_model import CHUNK, random_prompt
-from worker.core.residency import IDLE_S, SLICE_S, Expected
+from worker.core.residency import IDLE_S, SLICE_S
+from worker.core.resident import Expected
 
 SLABS, WEIGHTS = 24, 8
 

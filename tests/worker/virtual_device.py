@@ -15,7 +15,8 @@ from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import LAYERS, Granules, World
 from worker.core.arbitration import Arbitration
 from worker.core.balloon import Balloon
-from worker.core.residency import Load, Residency, Resident
+from worker.core.residency import Load, Residency
+from worker.core.resident import Resident
 from worker.core.yielding import Yielding
 from worker.devices.runner import Slice
 from worker.engine.device_loop import IDLE_S, in_order, share_memory, unmap_for

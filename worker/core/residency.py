@@ -19,14 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from contracts.models import ModelState
 from contracts.residency import MOST_MOVES, WeightsMove, Why
 from storelink.core.load_plan import may_start
 from worker.core.balloon import Balloon, Share
-from worker.core.engine_core import EngineCore
-from worker.core.yielding import Yielding
+from worker.core.resident import Expected, Resident
 
 #: A model idle for this long is evicted when other models need memory, in seconds (Prism, figure 15a).
 IDLE_S = 45.0
@@ -65,71 +63,6 @@ class Unload:
 
 
 Instruction = Load | Unload
-
-
-class Expected(NamedTuple):
-    """When a hinted request is expected, and until when."""
-
-    arrival_s: float
-    until_s: float
-
-
-@dataclass(slots=True, eq=False)
-class Resident:
-    """One model. granules: of its weights. bytes_: to copy. pinned: never evicted."""
-
-    share: Share
-    core: EngineCore
-    yielding: Yielding
-    granules: int
-    bytes_: int
-    pinned: bool = False
-    state: ModelState = ModelState.COLD
-    #: When the state began, and when a request last was live.
-    since_s: float = -math.inf
-    used_s: float = -math.inf
-    #: Since when its requests have waited for weights or, with weights, for any memory; infinite: they do not.
-    waits_s: float = math.inf
-    #: Not even all idle models' memory would do for it: others must give way first.
-    crowded_out: bool = False
-    #: Layers that are here, while loading.
-    ready: int = 0
-    #: Hinted requests of sessions without KV here, soonest first; hints of others reach the engine by the store.
-    expected: list[Expected] = field(default_factory=list)
-    #: Weights of another model came at the same time: how long these took says little of the copies' speed.
-    crowded: bool = False
-    #: Failed activations since the last good one, and when to try again.
-    failures: int = 0
-    retry_s: float = -math.inf
-    #: Totals: times that its weights came and left, and the time that coming took.
-    activations: int = 0
-    evictions: int = 0
-    loading_s: float = 0.0
-    #: Its last changes of state, the oldest first. Replaced, never changed: read on any thread.
-    moves: tuple[WeightsMove, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.share.name
-
-    @property
-    def least(self) -> int:
-        """Granules of KV without which it can do nothing: a chunk's."""
-        pool = self.share.pool
-        return max(math.ceil(pool.layers / pool.pages_per_slab), pool.bands) * self.share.slab_granules
-
-    @property
-    def starved(self) -> bool:
-        """Its weights are here, and no request finds memory for KV."""
-        return self.state is ModelState.ACTIVE and self.core.starved
-
-    def note_wait(self, now: float) -> None:
-        """Set `waits_s`. It lasts from the first request without weights to the first step."""
-        if not self.core.live or self.core.stepping:
-            self.waits_s = math.inf
-        elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or self.core.starved):
-            self.waits_s = now
 
 
 @dataclass(slots=True)
@@ -177,12 +110,17 @@ class Residency:
         """How long busy models stay before one gives way to this one."""
         return max(SLICE_S, SLICE_ACTIVATIONS * resident.bytes_ / self.copy_bytes_s)
 
-    # ---- time --------------------------------------------------------------------------------------------------
+    # ---- what the scheduler says -------------------------------------------------------------------------------
     def expect(self, name: str, expected: Expected) -> None:
         """A request for the model is expected."""
         resident = self.models[name]
         resident.expected = sorted([*resident.expected, expected])[:_MOST_EXPECTED]
 
+    def spare(self, name: str, until_s: float) -> None:
+        """Until then, requests for the model go elsewhere: idle, its weights go first, at any need."""
+        self.models[name].spare_until_s = until_s
+
+    # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Decide what is due. Call before each round of turns."""
         self._now = now
@@ -315,16 +253,22 @@ class Residency:
             self._enter(giving, ModelState.DRAINING, Why.STARVED if giving.starved else Why.SLICE, resident)
 
     def _idle(self, least_s: float) -> list[Resident]:
-        """Active models that no request uses, for at least this long, longest first."""
+        """Active models that no request uses: those that are spare, and those idle for at least so long, longest
+        first."""
         found = [
             each
             for each in self.models.values()
             if each.state is ModelState.ACTIVE
             and not each.pinned
             and each.core.quiet
-            and self._now - max(each.used_s, each.since_s) >= least_s
+            and (self._is_spare(each) or self._now - max(each.used_s, each.since_s) >= least_s)
         ]
-        return sorted(found, key=lambda each: (-each.share.priority, max(each.used_s, each.since_s)))
+        return sorted(
+            found, key=lambda each: (not self._is_spare(each), -each.share.priority, max(each.used_s, each.since_s))
+        )
+
+    def _is_spare(self, resident: Resident) -> bool:
+        return self._now < resident.spare_until_s
 
     def _hint_due_s(self, resident: Resident) -> float:
         """When an activation must begin so that the next hinted request finds the model active."""

@@ -11,7 +11,8 @@ from contracts.models import ModelState
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from worker.core.granules import OutOfGranules
-from worker.core.residency import Expected, Load, Residency
+from worker.core.residency import Load, Residency
+from worker.core.resident import Expected
 from worker.engine import failpoints
 from worker.models.filling import Copy, Filling, host_copy
 from worker.models.image import HostImage
@@ -40,6 +41,7 @@ class Placing:
     #: Wakes the device's thread. Any thread.
     woken: Callable[[], object] = lambda: None
     _expected: queue.SimpleQueue[tuple[str, Expected]] = field(default_factory=queue.SimpleQueue)
+    _spared: queue.SimpleQueue[tuple[str, float]] = field(default_factory=queue.SimpleQueue)
     #: Called when a model's state has changed.
     on_moves: Callable[[], object] = lambda: None
     _fillings: dict[str, Filling] = field(default_factory=dict)
@@ -51,10 +53,18 @@ class Placing:
             self._expected.put((name, Expected(now + arrival_s, now + expires_s)))
             self.woken()
 
+    def spare(self, name: str, expires_s: float) -> None:
+        """For so long from now, requests for this model go elsewhere. Unknown models are ignored. Any thread."""
+        if name in self.models:
+            self._spared.put((name, self.clock.now() + expires_s))
+            self.woken()
+
     def turn(self, make_way: Callable[[], None]) -> None:
         """Take note of weights that have come, decide, and execute. make_way: unmaps what engines have given up."""
         while not self._expected.empty():
             self.residency.expect(*self._expected.get())
+        while not self._spared.empty():
+            self.residency.spare(*self._spared.get())
         for name, filling in list(self._fillings.items()):
             self._note(name, filling)
         for resident in self.residency.models.values():

@@ -1,0 +1,80 @@
+"""A model of a device: its weights' state, and what `worker.core.residency` remembers of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from contracts.models import ModelState
+from contracts.residency import WeightsMove
+from worker.core.balloon import Share
+from worker.core.engine_core import EngineCore
+from worker.core.yielding import Yielding
+
+
+class Expected(NamedTuple):
+    """When a hinted request is expected, and until when."""
+
+    arrival_s: float
+    until_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One model. granules: of its weights. bytes_: to copy. pinned: never evicted."""
+
+    share: Share
+    core: EngineCore
+    yielding: Yielding
+    granules: int
+    bytes_: int
+    pinned: bool = False
+    state: ModelState = ModelState.COLD
+    #: When the state began, and when a request last was live.
+    since_s: float = -math.inf
+    used_s: float = -math.inf
+    #: Since when its requests have waited for weights or, with weights, for any memory; infinite: they do not.
+    waits_s: float = math.inf
+    #: Not even all idle models' memory would do for it: others must give way first.
+    crowded_out: bool = False
+    #: Layers that are here, while loading.
+    ready: int = 0
+    #: Hinted requests of sessions without KV here, soonest first; hints of others reach the engine by the store.
+    expected: list[Expected] = field(default_factory=list)
+    #: Until when its requests go elsewhere, as the scheduler says.
+    spare_until_s: float = -math.inf
+    #: Weights of another model came at the same time: how long these took says little of the copies' speed.
+    crowded: bool = False
+    #: Failed activations since the last good one, and when to try again.
+    failures: int = 0
+    retry_s: float = -math.inf
+    #: Totals: times that its weights came and left, and the time that coming took.
+    activations: int = 0
+    evictions: int = 0
+    loading_s: float = 0.0
+    #: Its last changes of state, the oldest first. Replaced, never changed: read on any thread.
+    moves: tuple[WeightsMove, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.share.name
+
+    @property
+    def least(self) -> int:
+        """Granules of KV without which it can do nothing: a chunk's."""
+        pool = self.share.pool
+        return max(math.ceil(pool.layers / pool.pages_per_slab), pool.bands) * self.share.slab_granules
+
+    @property
+    def starved(self) -> bool:
+        """Its weights are here, and no request finds memory for KV."""
+        return self.state is ModelState.ACTIVE and self.core.starved
+
+    def note_wait(self, now: float) -> None:
+        """Set `waits_s`. It lasts from the first request without weights to the first step."""
+        if not self.core.live or self.core.stepping:
+            self.waits_s = math.inf
+        elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or self.core.starved):
+            self.waits_s = now
