@@ -105,14 +105,14 @@ class Reporter:
         memory: Callable[[], Sequence[MemoryShare]] = tuple,
         device: int = 0,
         devices: int = 1,
-        expect: Callable[[str, float, float], object] = lambda model, arrival_s, expires_s: None,
+        expect: Callable[[str, float, float, bool], object] = lambda model, arrival_s, expires_s, moves: None,
         spare: Callable[[str, float], object] = lambda model, expires_s: None,
     ) -> None:
         """rates: bytes per second from `peer`, `ssd` and `blob`, where measured. device_bytes: the device's memory for
         weights and KV; free_bytes: its unused part; memory: who holds it. device: number on the node, of `devices`.
         expect: called when a request for a cold model is expected, with its name and, from now, when it comes and when
-        it is given up. spare: called when requests for a model go elsewhere, with its name and, from now, for how
-        long."""
+        it is given up, and whether the model moves here. spare: called when requests for a model go elsewhere, with its
+        name and, from now, until when."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
         self._device, self._devices = device, devices
@@ -259,7 +259,7 @@ class Link:
                                 self.least_s = max(command.report_every_s, LEAST_S)
                             case "wake":
                                 wake = command.wake
-                                self._reporter.expect(wake.model, wake.arrival_s, wake.expires_s)
+                                self._reporter.expect(wake.model, wake.arrival_s, wake.expires_s, wake.moves)
                             case "spare":
                                 self._reporter.spare(command.spare.model, command.spare.expires_s)
                 except grpc.aio.AioRpcError as e:

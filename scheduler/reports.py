@@ -70,7 +70,10 @@ class Reports:
                 self.command(node_of(c.node), scheduler_pb2.StoreCommand(prefetch=prefetch))
             elif isinstance(c, Wake):
                 wake = scheduler_pb2.WakeModel(
-                    model=c.model, arrival_s=max(c.arrival_s - now, 0.0), expires_s=max(c.expires_s - now, 0.0)
+                    model=c.model,
+                    arrival_s=max(c.arrival_s - now, 0.0),
+                    expires_s=max(c.expires_s - now, 0.0),
+                    moves=c.moves,
                 )
                 self._command_worker(c.node, scheduler_pb2.WorkerCommand(wake=wake))
             elif isinstance(c, Spare):

@@ -417,14 +417,16 @@ class WorkerCommand(_message.Message):
     def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ..., spare: _Optional[_Union[SpareModel, _Mapping]] = ...) -> None: ...
 
 class WakeModel(_message.Message):
-    __slots__ = ("model", "arrival_s", "expires_s")
+    __slots__ = ("model", "arrival_s", "expires_s", "moves")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_S_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     model: str
     arrival_s: float
     expires_s: float
-    def __init__(self, model: _Optional[str] = ..., arrival_s: _Optional[float] = ..., expires_s: _Optional[float] = ...) -> None: ...
+    moves: bool
+    def __init__(self, model: _Optional[str] = ..., arrival_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., moves: _Optional[bool] = ...) -> None: ...
 
 class SpareModel(_message.Message):
     __slots__ = ("model", "expires_s")

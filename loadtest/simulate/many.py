@@ -135,7 +135,9 @@ class SharedFleet:
     def _tick(self) -> None:
         for command in self.control.tick(self.events.now):
             if isinstance(command, Wake):
-                self.devices[command.node].expect(command.model, Expected(command.arrival_s, command.expires_s))
+                self.devices[command.node].expect(
+                    command.model, Expected(command.arrival_s, command.expires_s, command.moves)
+                )
             elif isinstance(command, Spare):
                 self.devices[command.node].spare(command.model, command.expires_s)
         self.events.at(self.events.now + TICK_EVERY_S, self._tick)
@@ -200,8 +202,16 @@ class _Reporter:
             kv_bytes_cached=counts.pages_cached * page_bytes,
             kv_bytes_limit=counts.pages_total * page_bytes,
             token_rate=counts.token_rate,
+            idle_s=self._idle_s(name),
             activation_s=residency.activation_s(name) if residency is not None else 0.0,
         )
+
+    def _idle_s(self, name: str) -> float:
+        """As `NativeEngine.idle_s`."""
+        residency = self._device.residency
+        if residency is None or self._device.models[name].outstanding:
+            return 0.0
+        return self._events.now - max(residency.models[name].used_s, 0.0)
 
 
 def _state(device: SharedDevice, name: str) -> ModelState:

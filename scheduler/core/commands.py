@@ -32,18 +32,19 @@ class Withdraw:
 @dataclass(frozen=True, slots=True)
 class Wake:
     """To a device's worker: a request for this model is expected at `arrival_s`, until `expires_s`, on the scheduler's
-    clock. node: the device's name."""
+    clock. node: the device's name. moves: the model moves there, so that other requests may wait for its weights."""
 
     node: str
     model: str
     arrival_s: float
     expires_s: float
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """To a device's worker: until `expires_s`, on the scheduler's clock, requests for this model go elsewhere. node: the
-    device's name."""
+    """To a device's worker: requests for this model go elsewhere, until `expires_s` on the scheduler's clock. node:
+    the device's name."""
 
     node: str
     model: str

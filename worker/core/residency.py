@@ -32,6 +32,8 @@ IDLE_S = 45.0
 SLICE_S, SLICE_ACTIVATIONS = 2.0, 20.0
 #: Time for preempted sequences to be saved before a model is evicted anyway, in seconds.
 DRAIN_S = 5.0
+#: Requests wait so long for running ones to end, for the weights of a model that moves here, in seconds.
+HOLD_S = 10.0
 #: Bytes per second of copies of weights, until measured.
 _COPY_BYTES_S = 2e9
 #: Hinted requests that a model remembers: only the soonest matters.
@@ -145,14 +147,16 @@ class Residency:
                     self._make_turn(resident)
                 break
             owed += resident.least
+        self.balloon.held = False
         for resident in self.models.values():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
-                self._activate(resident, self._idle(IDLE_S), Why.HINT)
+                came = self._activate(resident, self._idle(IDLE_S), Why.HINT)
+                self.balloon.held |= not came and self._may_hold(resident)
 
     def _waiting(self) -> list[Resident]:
         """Models whose requests wait for weights, or for any memory, and have not computed since."""
         for resident in self.models.values():
-            resident.note_wait(self._now)
+            resident.note_wait(self._now, self.balloon.held)
         return [
             each
             for each in self.models.values()
@@ -235,7 +239,7 @@ class Residency:
 
     def _make_turn(self, resident: Resident) -> None:
         """All others are busy: let one of them give way. One that waits itself does at once, others after a slice."""
-        if any(each.state is ModelState.DRAINING for each in self.models.values()):
+        if self.balloon.held or any(each.state is ModelState.DRAINING for each in self.models.values()):
             return
         slice_s = self._slice_s(resident)
         has_waited = self._now - resident.waits_s >= slice_s
@@ -276,6 +280,13 @@ class Residency:
         soonest_s = resident.expected[0].arrival_s if resident.expected else math.inf
         arrival_s = min(resident.core.prefetching.next_arrival_s(self._now), soonest_s)
         return arrival_s - resident.bytes_ / self.copy_bytes_s - _EARLY_S
+
+    def _may_hold(self, resident: Resident) -> bool:
+        """Whether requests wait for the weights of a model that moves here: for `HOLD_S`, if what runs leaves enough."""
+        since_s = min((each.arrival_s for each in resident.expected if each.moves), default=math.inf)
+        idle = sum(each.granules for each in self._idle(IDLE_S))
+        rest = self.balloon.granules - sum(each.share.weights for each in self.models.values()) + idle
+        return 0.0 <= self._now - since_s < HOLD_S and rest >= resident.granules + resident.least
 
     def _spares(self, asker: Share) -> list[Resident]:
         """Idle models whose weights may go for KV of this one: if it can do nothing else, of any idle model."""
