@@ -12,7 +12,7 @@ from scheduler.core.model_placement import TAU, Demand, Move, Pressure, pressure
 #: Models that were moved stay for at least this time, in seconds: what a move costs counts as a share of it.
 REST_S = 60.0
 #: Part of a device that its models' weights leave for KV while models change places.
-_KV_SHARE = 1 / 16
+KV_SHARE = 1 / 16
 
 
 def exchange(demands: Sequence[Demand], device_bytes: Mapping[str, int], tau: float = TAU) -> list[Move]:
@@ -84,7 +84,7 @@ def _ordered(
     such order."""
     found, rest = list[Move](), list(wanted)
     while rest:
-        able = [each for each in rest if devices[each[2]].beside(each[0]).left >= _KV_SHARE * device_bytes[each[2]]]
+        able = [each for each in rest if devices[each[2]].beside(each[0]).left >= KV_SHARE * device_bytes[each[2]]]
         if not able:
             return []
         demand, leaves, to = first = max(able, key=lambda each: devices[each[2]].left - each[0].weight_bytes)

@@ -20,7 +20,7 @@ from contracts.models import ModelState
 from scheduler.core.commands import Spare, Wake
 from scheduler.core.device import Device, Model
 from scheduler.core.fleet import Fleet
-from scheduler.core.model_exchange import REST_S, exchange, improves
+from scheduler.core.model_exchange import KV_SHARE, REST_S, exchange, improves
 from scheduler.core.model_placement import Demand, Move, moves, roomiest, spare_copies
 from scheduler.core.models import ModelLoad
 from scheduler.core.terms import COPY_S
@@ -44,12 +44,11 @@ _HERE = (ModelState.LOADING, ModelState.ACTIVE)
 
 @dataclass(slots=True)
 class _Plan:
-    """Moves that have not arrived. began_s: when the first of them began; infinite: it has not. before: the one that
-    arrived before it, at arrived_s."""
+    """Moves that have not arrived. began_s: when the first of them began; infinite: it has not, since `arrived_s`, when
+    the one before it arrived."""
 
     rest: list[Move]
     began_s: float = math.inf
-    before: Move | None = None
     arrived_s: float = math.inf
 
 
@@ -120,10 +119,24 @@ class ModelMoves:
         found = moves(used, room)[:1]
         if not found and now >= self._exchanges_s:
             found = exchange(used, room)
-        if not found:
+        if not found or self._must_wait(found[0], demands, loads, room):
             return []
         self._plan = _Plan(found)
         return self._begin(self._plan, now)
+
+    def _must_wait(
+        self,
+        move: Move,
+        demands: Mapping[str, Demand],
+        loads: Mapping[str, Mapping[str, ModelLoad]],
+        room: Mapping[str, int],
+    ) -> bool:
+        """Whether the move finds no room until models that leave its new device have no requests there."""
+        left = room[move.to] - demands[move.model].weight_bytes
+        leaving = [d for d in demands.values() if move.to in self.leaving(d.model) & set(d.active)]
+        left -= sum(d.kept_bytes for d in demands.values() if move.to in d.active and d not in leaving)
+        busy = sum(d.weight_bytes for d in leaving if _has_requests(loads[d.model], move.to))
+        return busy > 0 and left - busy < KV_SHARE * room[move.to]
 
     def _rests(self, model: str, now: float) -> bool:
         return now - self._moved_s.get(model, -math.inf) < REST_S
@@ -149,20 +162,21 @@ class ModelMoves:
             if _is_at(demands, move.model, move.to):
                 self._done[move.model] = move, now
                 self.arrived += 1
-                plan.before, plan.arrived_s, plan.began_s = plan.rest.pop(0), now, math.inf
+                del plan.rest[0]
+                plan.arrived_s, plan.began_s = now, math.inf
             elif now - plan.began_s > GIVE_UP_S or move.to not in room or not _is_at(demands, move.model, move.leaves):
                 self.given_up += 1
                 self._give_up(plan, now)
         elif now - plan.arrived_s > REST_S or not improves(plan.rest, self._used(demands), room):
             self._give_up(plan, now)
-        elif plan.before is None or not _has_requests(loads, plan.before.model, plan.before.leaves):
+        elif not self._must_wait(move, demands, loads, room):
             return self._begin(plan, now)
         if not plan.rest:
             self._plan = None
         return []
 
     def _give_up(self, plan: _Plan, now: float) -> None:
-        if plan.before is not None or len(plan.rest) > 1:
+        if math.isfinite(plan.arrived_s) or len(plan.rest) > 1:
             self._exchanges_s = now + NO_EXCHANGE_S
         plan.rest.clear()
 
@@ -236,6 +250,5 @@ def _is_at(demands: Mapping[str, Demand], model: str, device: str) -> bool:
     return demand is not None and device in demand.active
 
 
-def _has_requests(loads: Mapping[str, Mapping[str, ModelLoad]], model: str, device: str) -> bool:
-    load = loads.get(model, {}).get(device)
-    return load is not None and load.running + load.waiting > 0
+def _has_requests(loads: Mapping[str, ModelLoad], device: str) -> bool:
+    return device in loads and loads[device].running + loads[device].waiting > 0
