@@ -34,6 +34,10 @@ SLICE_S, SLICE_ACTIVATIONS = 2.0, 20.0
 DRAIN_S = 5.0
 #: Requests wait so long for running ones to end, for the weights of a model that moves here, in seconds.
 HOLD_S = 10.0
+#: Part of a device that must remain for KV beside them.
+KV_SHARE = 1 / 16
+#: A model that moves here comes before requests of priority 0.
+_MOVES = (0.0, -math.inf)
 #: Bytes per second of copies of weights, until measured.
 _COPY_BYTES_S = 2e9
 #: Hinted requests that a model remembers: only the soonest matters.
@@ -138,25 +142,31 @@ class Residency:
             found = self.balloon.obtainable + sum(each.granules for each in self._idle(0.0))
             for resident in self.models.values():
                 resident.crowded_out = found < resident.granules + resident.least
-        owed = 0
-        for resident in sorted(self._waiting(), key=_urgency):
+        owed, waiting = 0, self._waiting()
+        self.balloon.held = None
+        for resident in sorted(waiting, key=_urgency):
             if resident.state is ModelState.COLD:
-                self._activate(resident, self._idle(0.0), Why.REQUEST, owed)
+                idle = self._idle(0.0)
+                if not self._activate(resident, idle, Why.REQUEST, owed) and self._may_hold(
+                    resident, resident.waits_s, idle
+                ):
+                    self.balloon.held = resident.core.scheduling.first_rank(resident.core.live.values())
             if resident.state is not ModelState.LOADING:  # until it computes, later ones take no memory
                 if resident.starved or resident.state is ModelState.COLD:
                     self._make_turn(resident)
                 break
             owed += resident.least
-        self.balloon.held = False
         for resident in self.models.values():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
-                came = self._activate(resident, self._idle(IDLE_S), Why.HINT)
-                self.balloon.held |= not came and self._may_hold(resident)
+                since_s = min((each.arrival_s for each in resident.expected if each.moves), default=math.inf)
+                idle = self._idle(IDLE_S)
+                if not self._activate(resident, idle, Why.HINT) and self._may_hold(resident, since_s, idle):
+                    self.balloon.held = _MOVES
 
     def _waiting(self) -> list[Resident]:
         """Models whose requests wait for weights, or for any memory, and have not computed since."""
         for resident in self.models.values():
-            resident.note_wait(self._now, self.balloon.held)
+            resident.note_wait(self._now, self.balloon.held is not None)
         return [
             each
             for each in self.models.values()
@@ -239,7 +249,7 @@ class Residency:
 
     def _make_turn(self, resident: Resident) -> None:
         """All others are busy: let one of them give way. One that waits itself does at once, others after a slice."""
-        if self.balloon.held or any(each.state is ModelState.DRAINING for each in self.models.values()):
+        if self.balloon.held is not None or any(each.state is ModelState.DRAINING for each in self.models.values()):
             return
         slice_s = self._slice_s(resident)
         has_waited = self._now - resident.waits_s >= slice_s
@@ -281,12 +291,16 @@ class Residency:
         arrival_s = min(resident.core.prefetching.next_arrival_s(self._now), soonest_s)
         return arrival_s - resident.bytes_ / self.copy_bytes_s - _EARLY_S
 
-    def _may_hold(self, resident: Resident) -> bool:
-        """Whether requests wait for the weights of a model that moves here: for `HOLD_S`, if what runs leaves enough."""
-        since_s = min((each.arrival_s for each in resident.expected if each.moves), default=math.inf)
-        idle = sum(each.granules for each in self._idle(IDLE_S))
-        rest = self.balloon.granules - sum(each.share.weights for each in self.models.values()) + idle
-        return 0.0 <= self._now - since_s < HOLD_S and rest >= resident.granules + resident.least
+    def _may_hold(self, resident: Resident, since_s: float, idle: Sequence[Resident]) -> bool:
+        """Whether later requests wait for memory until running ones leave enough for this model's weights, which has
+        waited since then: if there will be, beside KV, and for `HOLD_S`."""
+        weights = sum(each.share.weights for each in self.models.values()) - sum(each.granules for each in idle)
+        left = self.balloon.granules - weights - resident.granules
+        return (
+            not self.one_at_a_time
+            and 0.0 <= self._now - since_s < HOLD_S
+            and left >= max(resident.least, KV_SHARE * self.balloon.granules)
+        )
 
     def _spares(self, asker: Share) -> list[Resident]:
         """Idle models whose weights may go for KV of this one: if it can do nothing else, of any idle model."""
