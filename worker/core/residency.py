@@ -248,7 +248,8 @@ class Residency:
         return True
 
     def _make_turn(self, resident: Resident) -> None:
-        """All others are busy: let one of them give way. One that waits itself does at once, others after a slice."""
+        """All others are busy: let one of them give way, whose weights suffice and that has the fewest requests. One
+        that waits itself does at once, others after a slice."""
         if self.balloon.held is not None or any(each.state is ModelState.DRAINING for each in self.models.values()):
             return
         slice_s = self._slice_s(resident)
@@ -262,7 +263,13 @@ class Residency:
             and (each.starved or (has_waited and self._now - each.since_s >= slice_s))
         ]
         if able:
-            giving = max(able, key=lambda each: (each.starved, each.share.priority, -each.since_s))
+            need = resident.granules + resident.least - self.balloon.obtainable
+
+            def rank(each: Resident) -> tuple[float, ...]:
+                fewest = each.granules >= need, -len(each.core.live)
+                return each.starved, each.share.priority, *fewest, -each.since_s
+
+            giving = max(able, key=rank)
             giving.yielding.halt(self._now)
             self._enter(giving, ModelState.DRAINING, Why.STARVED if giving.starved else Why.SLICE, resident)
 

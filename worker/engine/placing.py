@@ -47,8 +47,8 @@ class Placing:
     _fillings: dict[str, Filling] = field(default_factory=dict)
 
     def expect(self, name: str, arrival_s: float, expires_s: float, moves: bool = False) -> None:
-        """A request for this model is expected, at times from now. moves: see `Expected`. Unknown models are ignored. Any
-        thread."""
+        """A request for this model is expected, at times from now. moves: see `Expected`. Unknown models are ignored.
+        Any thread."""
         now = self.clock.now()
         if name in self.models:
             self._expected.put((name, Expected(now + arrival_s, now + expires_s, moves)))
