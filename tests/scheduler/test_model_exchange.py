@@ -3,6 +3,7 @@ ready, and it all comes to an end."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from contracts.ids import SessionKey
 from contracts.models import ModelState
+from contracts.v1 import scheduler_pb2 as pb
+from runtime.clock import VirtualClock
 from scheduler.core.commands import Spare, Wake
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.core.fleet import LoadReport
@@ -17,6 +20,7 @@ from scheduler.core.model_exchange import KV_SHARE, exchange
 from scheduler.core.model_moves import GIVE_UP_S, LOOK_S, NO_EXCHANGE_S, REST_S
 from scheduler.core.model_placement import TAU, Demand, Move, moves, pressures
 from scheduler.core.models import ModelLoad
+from scheduler.reports import Reports
 from tests.scheduler.test_core import MODEL
 
 GIB, TOTAL = 1 << 30, 32
@@ -221,3 +225,15 @@ def test_a_lost_device_ends_the_exchange_and_its_models_are_served_elsewhere() -
 def test_pinned_models_are_not_exchanged() -> None:
     fleet = Fleet(pinned=frozenset({"l0", "l1", "l2"}))
     assert not any(fleet.woken() for _ in range(10))
+
+
+def test_workers_are_told_from_now() -> None:
+    reports = Reports(Control(Settings()), VirtualClock())
+    queue = reports._workers["node-0"] = asyncio.Queue()
+    reports.carry_out(
+        [Wake("node-0", "a", 7.0, 9.0, moves=True), Spare("node-0", "b", 8.0), Spare("gone", "b", 8.0)], 5.0
+    )
+    assert [queue.get_nowait() for _ in range(queue.qsize())] == [
+        pb.WorkerCommand(wake=pb.WakeModel(model="a", arrival_s=2.0, expires_s=4.0, moves=True)),
+        pb.WorkerCommand(spare=pb.SpareModel(model="b", expires_s=3.0)),
+    ]
