@@ -105,17 +105,19 @@ class Reporter:
         memory: Callable[[], Sequence[MemoryShare]] = tuple,
         device: int = 0,
         devices: int = 1,
-        expect: Callable[[str, float, float], object] = lambda model, arrival_s, expires_s: None,
+        expect: Callable[[str, float, float, bool], object] = lambda model, arrival_s, expires_s, moves: None,
+        spare: Callable[[str, float], object] = lambda model, expires_s: None,
     ) -> None:
         """rates: bytes per second from `peer`, `ssd` and `blob`, where measured. device_bytes: the device's memory for
         weights and KV; free_bytes: its unused part; memory: who holds it. device: number on the node, of `devices`.
         expect: called when a request for a cold model is expected, with its name and, from now, when it comes and when
-        it is given up."""
+        it is given up, and whether the model moves here. spare: called when requests for a model go elsewhere, with its
+        name and, from now, until when."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
         self._device, self._devices = device, devices
         self._rates, self._device_bytes, self._free_bytes = rates, device_bytes, free_bytes
-        self.expect = expect
+        self.expect, self.spare = expect, spare
         self._memory = memory
         self._instance = uuid.uuid4().hex
         self.links = [Link(self, scheduler) for scheduler in schedulers]
@@ -257,7 +259,9 @@ class Link:
                                 self.least_s = max(command.report_every_s, LEAST_S)
                             case "wake":
                                 wake = command.wake
-                                self._reporter.expect(wake.model, wake.arrival_s, wake.expires_s)
+                                self._reporter.expect(wake.model, wake.arrival_s, wake.expires_s, wake.moves)
+                            case "spare":
+                                self._reporter.spare(command.spare.model, command.spare.expires_s)
                 except grpc.aio.AioRpcError as e:
                     log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
                 await asyncio.sleep(RETRY_S)

@@ -15,7 +15,7 @@ from runtime import telemetry
 from runtime.clock import Clock
 from scheduler.convert import hint_to_wire, load_from_wire, models_from_wire, moves_from_wire, rates_from_wire
 from scheduler.core.attached import Attached, Stream
-from scheduler.core.commands import Command, Prefetch, Wake
+from scheduler.core.commands import Command, Prefetch, Spare, Wake
 from scheduler.core.control import Control
 from scheduler.core.directory import Held
 from scheduler.core.directory import Report as HeldReport
@@ -70,12 +70,21 @@ class Reports:
                 self.command(node_of(c.node), scheduler_pb2.StoreCommand(prefetch=prefetch))
             elif isinstance(c, Wake):
                 wake = scheduler_pb2.WakeModel(
-                    model=c.model, arrival_s=max(c.arrival_s - now, 0.0), expires_s=max(c.expires_s - now, 0.0)
+                    model=c.model,
+                    arrival_s=max(c.arrival_s - now, 0.0),
+                    expires_s=max(c.expires_s - now, 0.0),
+                    moves=c.moves,
                 )
-                if (queue := self._workers.get(c.node)) is not None:
-                    queue.put_nowait(scheduler_pb2.WorkerCommand(wake=wake))
+                self._command_worker(c.node, scheduler_pb2.WorkerCommand(wake=wake))
+            elif isinstance(c, Spare):
+                spare = scheduler_pb2.SpareModel(model=c.model, expires_s=max(c.expires_s - now, 0.0))
+                self._command_worker(c.node, scheduler_pb2.WorkerCommand(spare=spare))
             else:
                 self.command(node_of(c.node), scheduler_pb2.StoreCommand(invalidate=session_to_wire(c.session)))
+
+    def _command_worker(self, device: str, command: scheduler_pb2.WorkerCommand) -> None:
+        if (queue := self._workers.get(device)) is not None:
+            queue.put_nowait(command)
 
     def _pace_workers(self) -> None:
         """Tell the workers how often to report, if that has changed notably."""

@@ -104,7 +104,7 @@ class WorkerProcess:
             for serving in self.servings:
                 serving.executor.link = serving.loader.link = link
             self.tasks.start(link.run(), "store link")
-        memory, granule = device.memory, config.worker.granule_bytes
+        memory, granule, placing = device.memory, config.worker.granule_bytes, self.served.placing
         self.reporter = Reporter(
             [self._reported(serving, each) for serving, each in zip(self.servings, hosted, strict=True)],
             schedulers=config.scheduler_addresses,
@@ -116,11 +116,12 @@ class WorkerProcess:
             draining=lambda: self.handler.draining,
             device_bytes=memory.total * granule,
             free_bytes=lambda: memory.free * granule,
-            expect=self.served.placing.expect if self.served.placing else lambda model, arrival_s, expires_s: None,
+            expect=placing.expect if placing is not None else _ignored,
+            spare=placing.spare if placing is not None else _ignored,
             memory=memory.shares,
         )
-        if self.served.placing is not None:
-            self.served.placing.on_moves = self._weights_moved
+        if placing is not None:
+            placing.on_moves = self._weights_moved
         self.tasks.start(self.reporter.run(), "reporter")
         keep_what_is_here()
         for s in self.servings:
@@ -203,6 +204,10 @@ class WorkerProcess:
         for serving in self.servings:
             serving.loader.stop()
         self.served.close()
+
+
+def _ignored(*said: object) -> None:
+    """What the scheduler says of models, where weights stay."""
 
 
 async def _main() -> int:

@@ -405,24 +405,36 @@ class MemoryShare(_message.Message):
     def __init__(self, use: _Optional[str] = ..., name: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("drain", "report_every_s", "wake")
+    __slots__ = ("drain", "report_every_s", "wake", "spare")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     REPORT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     report_every_s: float
     wake: WakeModel
-    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ...) -> None: ...
+    spare: SpareModel
+    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ..., spare: _Optional[_Union[SpareModel, _Mapping]] = ...) -> None: ...
 
 class WakeModel(_message.Message):
-    __slots__ = ("model", "arrival_s", "expires_s")
+    __slots__ = ("model", "arrival_s", "expires_s", "moves")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_S_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     model: str
     arrival_s: float
     expires_s: float
-    def __init__(self, model: _Optional[str] = ..., arrival_s: _Optional[float] = ..., expires_s: _Optional[float] = ...) -> None: ...
+    moves: bool
+    def __init__(self, model: _Optional[str] = ..., arrival_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., moves: _Optional[bool] = ...) -> None: ...
+
+class SpareModel(_message.Message):
+    __slots__ = ("model", "expires_s")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    expires_s: float
+    def __init__(self, model: _Optional[str] = ..., expires_s: _Optional[float] = ...) -> None: ...
 
 class StoreReport(_message.Message):
     __slots__ = ("hello", "held", "load", "metrics", "erased")

@@ -1,9 +1,10 @@
-"""`upbeat simulate`: simulates a fleet under several policies and prints their figures side by side."""
+"""`upbeat simulate`: simulates a fleet under several policies and prints their figures side by side; or, with
+`--models` or `--sharing`, devices that several models share."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +14,17 @@ from rich.console import Console
 
 from contracts.errors import ConfigError
 from contracts.ids import DEFAULT_TENANT
+from loadtest.figures import Slo
 from loadtest.habits import Habits
+from loadtest.many_models import PROFILES, generate
+from loadtest.model_replay import described, read_models, table_of
+from loadtest.model_statistics import statistics
 from loadtest.report import provenance, write_json
 from loadtest.simulate.fleet import VARIANTS, Variant
 from loadtest.simulate.presets import PRESETS, node_kind
 from loadtest.simulate.scenario import Run, scripts, simulate, trace_sessions
 from loadtest.simulate.turns import coarsened, most_tokens
+from loadtest.simulated_models import SHARINGS, ModelTrace, overall, parse_sharings, simulated
 from loadtest.tables import PolicyTables
 from loadtest.traces import TraceError
 
@@ -46,7 +52,15 @@ _FIGURES: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
 )
 
 
+#: Options of fleets with one model, and of devices that models share.
+_ONE_MODEL = (
+    *("preset", "policy", "users", "sessions", "urgent", "missed", "spurious", "late", "early", "dram_gib", "hbm_gib"),
+)
+_MODELS = ("like", "ttft_s", "tpot_s")
+
+
 def run(
+    context: typer.Context,
     nodes: Annotated[int, typer.Option(help="nodes of the fleet", min=1, max=4096)] = 8,
     preset: Annotated[
         str, typer.Option(help=f"what a node is: {', '.join(PRESETS)}, or the file of a profile")
@@ -80,6 +94,19 @@ def run(
     ] = 0.0,
     dram_gib: Annotated[float | None, typer.Option(help="DRAM of a node for KV, GiB")] = None,
     hbm_gib: Annotated[float | None, typer.Option(help="HBM of a node for KV, GiB")] = None,
+    models: Annotated[
+        int | None, typer.Option(help="a generated trace of this many models, which share each node's device", min=1)
+    ] = None,
+    like: Annotated[str, typer.Option(help=f"with --models: {', '.join(PROFILES)}")] = "hyperbolic",
+    sharing: Annotated[
+        str | None,
+        typer.Option(
+            help="how models share a device; for the models that --trace names, or with --models (default: prism). One "
+            f"or several with commas: {', '.join(SHARINGS)}"
+        ),
+    ] = None,
+    ttft_s: Annotated[float, typer.Option(help="objective of each of several models", min=1e-6)] = 1.0,
+    tpot_s: Annotated[float, typer.Option(help="objective of each of several models", min=1e-6)] = 0.05,
     seed: Annotated[int, typer.Option(help="equal seeds give equal runs")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     out: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,
@@ -87,6 +114,44 @@ def run(
     """Simulate a fleet in virtual time with the production cores, under one policy or several."""
     console = Console(stderr=as_json)
     try:
+        _check(context, trace, models, sharing)
+        if models is not None or sharing is not None:
+            requests = generate(models, minutes * 60, seed, like) if models is not None else read_models(_given(trace))
+            names = [f"m{n:02d}" for n in range(models)] if models is not None else sorted({r.model for r in requests})
+            if not requests:
+                raise ValueError("the trace has no request; give more --minutes or --models")
+            shared = ModelTrace.of(requests, names, time_scale=time_scale, length_scale=length_scale)
+            console.print(described(statistics(requests, models=len(names))), soft_wrap=True)
+            by_sharing: dict[str, dict[str, Any]] = {}
+            for each in parse_sharings(sharing or "prism"):
+                with console.status(f"{each} ..."):
+                    by_sharing[each] = simulated(shared, nodes, each, Slo(ttft_s, tpot_s))
+                shown = table_of(by_sharing[each]["models"], by_sharing[each]["attainment"])
+                shown.title = f"{each}: {nodes} devices, {len(names)} models, seed {seed}"
+                if not as_json:
+                    console.print(shown)
+            if not as_json:
+                console.print(overall(by_sharing), soft_wrap=True)
+            _leave(
+                provenance()
+                | {
+                    "settings": {
+                        "nodes": nodes,
+                        "load": f"generated like {like}" if trace is None else trace.name,
+                        "models": shared.names,
+                        "minutes": minutes if models is not None else None,
+                        "time_scale": time_scale,
+                        "length_scale": length_scale,
+                        "ttft_s": ttft_s,
+                        "tpot_s": tpot_s,
+                        "seed": seed,
+                    },
+                    "sharing": by_sharing,
+                },
+                out,
+                as_json,
+            )
+            return
         kind = node_kind(preset)
         kind = replace(
             kind,
@@ -133,11 +198,8 @@ def run(
         },
         "policies": found,
     }
-    if out is not None:
-        write_json(out, document)
-    if as_json:
-        typer.echo(json.dumps(document, indent=2))
-    else:
+    _leave(document, out, as_json)
+    if not as_json:
         console.print(
             table(
                 found,
@@ -146,6 +208,38 @@ def run(
                 + f", seed {seed}",
             )
         )
+
+
+def _check(context: typer.Context, trace: Path | None, models: int | None, sharing: str | None) -> None:
+    """Raises ConfigError for flags that exclude each other."""
+
+    def given(names: Sequence[str]) -> str:
+        flags = [n for n in names if getattr(context.get_parameter_source(n), "name", "") == "COMMANDLINE"]
+        return "--" + flags[0].replace("_", "-") if flags else ""
+
+    if models is not None and trace is not None:
+        raise ConfigError("give one of --trace FILE and --models N, which generates one")
+    if sharing is not None and trace is None and models is None:
+        raise ConfigError("--sharing needs models: give --models N, or a --trace that names its models")
+    if (models is not None or sharing is not None) and (flag := given(_ONE_MODEL)):
+        raise ConfigError(f"{flag} is of fleets with one model; leave it out with --models or --sharing")
+    if models is None and sharing is None and (flag := given(_MODELS)):
+        raise ConfigError(f"{flag} is of several models; give --models or --sharing, or leave {flag} out")
+    if models is None and (flag := given(("like",))):
+        raise ConfigError(f"{flag} is of generated traces; give --models, or leave it out")
+
+
+def _given(trace: Path | None) -> Path:
+    assert trace is not None, "checked before"
+    return trace
+
+
+def _leave(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    """Write the figures, and print them as JSON."""
+    if out is not None:
+        write_json(out, document)
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
 
 
 def parse_variants(text: str) -> list[Variant]:

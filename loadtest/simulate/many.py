@@ -15,7 +15,7 @@ from loadtest.simulate.fleet import REPORT_EVERY_S, TICK_EVERY_S
 from loadtest.simulate.request import Request
 from loadtest.simulate.shared_device import SharedDevice, Sharing
 from loadtest.simulate.shared_kind import GRANULE_BYTES, SharedKind
-from scheduler.core.commands import Wake
+from scheduler.core.commands import Spare, Wake
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.core.fleet import LoadReport, Model, Rates
 from scheduler.core.models import ModelLoad
@@ -135,7 +135,11 @@ class SharedFleet:
     def _tick(self) -> None:
         for command in self.control.tick(self.events.now):
             if isinstance(command, Wake):
-                self.devices[command.node].expect(command.model, Expected(command.arrival_s, command.expires_s))
+                self.devices[command.node].expect(
+                    command.model, Expected(command.arrival_s, command.expires_s, command.moves)
+                )
+            elif isinstance(command, Spare):
+                self.devices[command.node].spare(command.model, command.expires_s)
         self.events.at(self.events.now + TICK_EVERY_S, self._tick)
 
     def validate(self) -> None:
@@ -198,8 +202,16 @@ class _Reporter:
             kv_bytes_cached=counts.pages_cached * page_bytes,
             kv_bytes_limit=counts.pages_total * page_bytes,
             token_rate=counts.token_rate,
+            idle_s=self._idle_s(name),
             activation_s=residency.activation_s(name) if residency is not None else 0.0,
         )
+
+    def _idle_s(self, name: str) -> float:
+        """As `NativeEngine.idle_s`."""
+        residency = self._device.residency
+        if residency is None or self._device.models[name].outstanding:
+            return 0.0
+        return self._events.now - max(residency.models[name].used_s, 0.0)
 
 
 def _state(device: SharedDevice, name: str) -> ModelState:

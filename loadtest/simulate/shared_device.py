@@ -290,6 +290,12 @@ class SharedDevice:
             self.residency.expect(name, expected)
             self._woken()
 
+    def spare(self, name: str, until_s: float) -> None:
+        """Until then, requests for this model go elsewhere."""
+        if self.residency is not None:
+            self.residency.spare(name, until_s)
+            self._woken()
+
     def submit(self, name: str, request: Request) -> None:
         """Take a request for a model. Raises ValueError if it can never fit."""
         hosted = self.models[name]

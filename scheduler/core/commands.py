@@ -32,12 +32,23 @@ class Withdraw:
 @dataclass(frozen=True, slots=True)
 class Wake:
     """To a device's worker: a request for this model is expected at `arrival_s`, until `expires_s`, on the scheduler's
-    clock. node: the device's name."""
+    clock. node: the device's name. moves: the model moves there, so that other requests may wait for its weights."""
 
     node: str
     model: str
     arrival_s: float
     expires_s: float
+    moves: bool = False
 
 
-Command = Prefetch | Withdraw | Wake
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """To a device's worker: requests for this model go elsewhere, until `expires_s` on the scheduler's clock. node:
+    the device's name."""
+
+    node: str
+    model: str
+    expires_s: float
+
+
+Command = Prefetch | Withdraw | Wake | Spare

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: A move must lower the pressure that the model sees by this share. The paper gives no value.
 TAU = 0.2
@@ -19,7 +19,8 @@ TAU = 0.2
 @dataclass(frozen=True, slots=True)
 class Demand:
     """An active model. w: its demand, of all copies together. active: devices with its weights. may: devices that serve
-    it, active or not. stays: it must not move."""
+    it, active or not. stays: it must not move. idle: so long that its weights go when others need their memory. load_s:
+    time until its weights are on another device."""
 
     model: str
     w: float
@@ -27,6 +28,13 @@ class Demand:
     active: tuple[str, ...]
     may: frozenset[str]
     stays: bool = False
+    idle: bool = False
+    load_s: float = 0.0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the weights of a copy keep from KV."""
+        return 0 if self.idle else self.weight_bytes
 
     @property
     def each(self) -> float:
@@ -43,18 +51,25 @@ class Move:
     to: str
 
 
-class _Device:
-    def __init__(self, bytes_: int) -> None:
-        self.left, self.w = bytes_, 0.0
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """A device: bytes that weights leave, and the sum of its models' demands."""
 
-    def ratio(self, w: float = 0.0, weight_bytes: int = 0) -> float:
-        """The pressure with a further model; infinite without room for its weights."""
-        left = self.left - weight_bytes
-        return (self.w + w) / left if left > 0 else math.inf
+    left: int
+    w: float = 0.0
 
-    def take(self, w: float, weight_bytes: int) -> None:
-        self.w += w
-        self.left -= weight_bytes
+    @property
+    def ratio(self) -> float:
+        """The KVPR; infinite without room for KV."""
+        return self.w / self.left if self.left > 0 else math.inf
+
+    def beside(self, demand: Demand) -> Pressure:
+        """With a copy of a model."""
+        return Pressure(self.left - demand.kept_bytes, self.w + demand.each)
+
+    def without(self, demand: Demand) -> Pressure:
+        """Without a copy of a model."""
+        return Pressure(self.left + demand.kept_bytes, self.w - demand.each)
 
 
 def moves(demands: Sequence[Demand], device_bytes: Mapping[str, int], tau: float = TAU) -> list[Move]:
@@ -63,26 +78,25 @@ def moves(demands: Sequence[Demand], device_bytes: Mapping[str, int], tau: float
     Each move, on top of those before it, leaves the new device with less pressure than the old one had, by `tau`: so
     moves never go round in circles.
     """
-    planned, real = _filled((), device_bytes), _filled(demands, device_bytes)
+    planned, real = pressures((), device_bytes), pressures(demands, device_bytes)
     found: list[Move] = []
     for demand in sorted(demands, key=lambda d: (not d.stays, -d.each, d.model)):
-        w, weights, taken = demand.each, demand.weight_bytes, set[str]()
+        taken = set[str]()
         for here in (name for name in demand.active if name in planned):
             able = [name for name in sorted(planned) if name in demand.may - set(demand.active) - taken]
-            to = min(able, key=lambda name: planned[name].ratio(w, weights), default=here)
+            to = min(able, key=lambda name: planned[name].beside(demand).ratio, default=here)
             if (
                 not demand.stays
-                and w > 0
-                and planned[to].ratio(w, weights) < (1.0 - tau) * planned[here].ratio(w, weights)
-                and real[to].ratio(w, weights) < (1.0 - tau) * real[here].ratio()
+                and demand.w > 0
+                and planned[to].beside(demand).ratio < (1.0 - tau) * planned[here].beside(demand).ratio
+                and real[to].beside(demand).ratio < (1.0 - tau) * real[here].ratio
             ):
                 found.append(Move(demand.model, here, to))
-                real[here].take(-w, -weights)
-                real[to].take(w, weights)
+                real[here], real[to] = real[here].without(demand), real[to].beside(demand)
             else:
                 to = here
             taken.add(to)
-            planned[to].take(w, weights)
+            planned[to] = planned[to].beside(demand)
     return found
 
 
@@ -91,36 +105,31 @@ def spare_copies(
 ) -> dict[str, frozenset[str]]:
     """Of these models, which one device can serve: the devices that they can do without. One copy remains, where the
     pressure becomes least; the greatest demand chooses first."""
-    devices = _filled((d for d in demands if d.model not in models), device_bytes)
+    devices = pressures((d for d in demands if d.model not in models), device_bytes)
     found: dict[str, frozenset[str]] = {}
     for demand in sorted(demands, key=lambda d: (-d.w, -d.weight_bytes, d.model)):
         able = [name for name in demand.active if name in devices]
         if demand.model in models and able:
-            w, weights = demand.w, demand.weight_bytes
-            kept = min(able, key=lambda name: (devices[name].ratio(w, weights), -devices[name].left, name))
-            devices[kept].take(w, weights)
+            alone = replace(demand, active=tuple(able[:1]))
+            kept = min(able, key=lambda name: (devices[name].beside(alone).ratio, -devices[name].left, name))
+            devices[kept] = devices[kept].beside(alone)
             found[demand.model] = frozenset(demand.active) - {kept}
     return found
 
 
-def pressures(demands: Iterable[Demand], device_bytes: Mapping[str, int]) -> dict[str, float]:
-    """The KVPR of each device, 1/s²; infinite where weights leave no memory."""
-    return {name: device.ratio() for name, device in _filled(demands, device_bytes).items()}
-
-
-def _filled(demands: Iterable[Demand], device_bytes: Mapping[str, int]) -> dict[str, _Device]:
+def pressures(demands: Iterable[Demand], device_bytes: Mapping[str, int]) -> dict[str, Pressure]:
     """The devices with all copies of these models."""
-    devices = {name: _Device(bytes_) for name, bytes_ in device_bytes.items()}
+    devices = {name: Pressure(bytes_) for name, bytes_ in device_bytes.items()}
     for demand in demands:
         for name in demand.active:
             if name in devices:
-                devices[name].take(demand.each, demand.weight_bytes)
+                devices[name] = devices[name].beside(demand)
     return devices
 
 
 def roomiest(demand: Demand, demands: Sequence[Demand], device_bytes: Mapping[str, int]) -> str:
     """The device of the least pressure for a further copy of a model; empty: there is none with room."""
-    devices = _filled(demands, device_bytes)
+    devices, further = pressures(demands, device_bytes), replace(demand, active=(), idle=False)
     able = [name for name in sorted(devices) if name in demand.may and name not in demand.active]
-    best = min(able, key=lambda name: devices[name].ratio(demand.w, demand.weight_bytes), default="")
-    return best if best and devices[best].ratio(demand.w, demand.weight_bytes) < math.inf else ""
+    best = min(able, key=lambda name: devices[name].beside(further).ratio, default="")
+    return best if best and devices[best].beside(further).ratio < math.inf else ""

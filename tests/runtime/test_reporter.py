@@ -32,6 +32,8 @@ class Listener(SchedulerServicer):
         self.loads: list[pb.WorkerLoad] = []
         self.moves: list[pb.WeightsMoves] = []
         self.every_s = 0.1
+        #: What it says to a worker that joins.
+        self.says: list[pb.WorkerCommand] = []
         self.refuse = False
 
     async def start(self) -> None:
@@ -50,6 +52,8 @@ class Listener(SchedulerServicer):
             if kind == "hello":
                 self.hellos.append(report.hello)
                 yield pb.WorkerCommand(report_every_s=self.every_s)
+                for said in self.says:
+                    yield said
             elif kind == "load":
                 self.loads.append(report.load)
             elif kind == "moves":
@@ -238,3 +242,19 @@ async def test_moves_of_weights_are_told_when_there_is_a_new_one_and_to_a_schedu
     assert len(first.moves) == 1, "nothing new"
     await second.start()
     await until(lambda: len(second.moves) == 2)
+
+
+async def test_a_worker_hears_which_models_are_expected_move_here_and_are_used_elsewhere(world) -> None:
+    _, reporter, (first, _) = world
+    heard: list[tuple[object, ...]] = []
+    reporter.expect = lambda *said: heard.append(("expect", *said))
+    reporter.spare = lambda *said: heard.append(("spare", *said))
+    first.says = [
+        pb.WorkerCommand(wake=pb.WakeModel(model="m", arrival_s=1.0, expires_s=2.0)),
+        pb.WorkerCommand(wake=pb.WakeModel(model="m", expires_s=3.0, moves=True)),
+        pb.WorkerCommand(spare=pb.SpareModel(model="m", expires_s=4.0)),
+    ]
+    await first.stop()
+    await first.start()
+    await until(lambda: len(heard) == 3)
+    assert heard == [("expect", "m", 1.0, 2.0, False), ("expect", "m", 0.0, 3.0, True), ("spare", "m", 4.0)]

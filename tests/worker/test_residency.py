@@ -12,7 +12,7 @@ from contracts.models import ModelState
 from contracts.residency import MOST_MOVES, Why
 from tests.worker.virtual_device import VirtualDevice
 from tests.worker.virtual_model import CHUNK, random_prompt
-from worker.core.residency import IDLE_S
+from worker.core.residency import HOLD_S, IDLE_S
 from worker.core.resident import Expected
 from worker.core.turns import SLICE_S
 
@@ -103,6 +103,98 @@ def test_kv_takes_the_weights_of_a_model_that_has_long_been_idle_and_only_then(i
     device.go()
     assert (total(device, "evictions") > 0) == (idle_s > IDLE_S)
     assert ((ModelState.COLD, Why.FOR_KV, "m0") in moves(device, "m1")) == (idle_s > IDLE_S)
+    device.finish()
+
+
+def test_the_weights_of_a_model_that_is_used_elsewhere_go_at_any_need() -> None:
+    device = VirtualDevice(2, SLABS, weights=WEIGHTS)
+    a, b = device.models
+    b.submit(prompt(2, 1), 2)
+    device.go()
+    device.residency.spare("m1", device.world.now() + 60.0)
+    first = a.submit(prompt(1, 5), 10)
+    device.go(until=lambda: bool(a.answers[first].tokens))
+    a.submit(prompt(3, 4), 2, session="other")  # both need 13 slabs, and weights leave 8
+    device.go()
+    assert (ModelState.COLD, Why.FOR_KV, "m0") in moves(device, "m1")
+    b.submit(prompt(4, 1), 2)
+    device.finish()
+    assert b.answers["r1"].end == "length", "requests that come all the same are answered"
+
+
+def crowd(device: VirtualDevice, count: int) -> None:
+    """Requests of the first model that fill the memory, one after the other, and more of them later."""
+    a = device.models[0]
+    for n in range(count):
+        a.submit(prompt(n, 3), 40, session=f"s{n}")
+    device.go(until=lambda: sum(bool(each.tokens) for each in a.answers.values()) >= 4)
+
+
+def test_a_model_that_moves_here_gets_the_memory_that_running_requests_free() -> None:
+    device = VirtualDevice(2, SLABS, weights=WEIGHTS)
+    crowd(device, 16)
+    residency, now = device.residency, device.world.now()
+    residency.expect("m1", Expected(now, now + 60.0, moves=True))
+    device.go(until=lambda: residency.models["m1"].state is ModelState.ACTIVE)
+    assert residency.models["m1"].state is ModelState.ACTIVE and residency.models["m0"].evictions == 0
+    assert len(device.models[0].sequences) > 8, "the others wait"
+    device.finish()
+    assert all(each.end == "length" for each in device.models[0].answers.values())
+
+
+def test_a_hint_waits_for_memory_that_requests_hold() -> None:
+    device = VirtualDevice(2, SLABS, weights=WEIGHTS)
+    crowd(device, 16)
+    now = device.world.now()
+    device.residency.expect("m1", Expected(now, now + 60.0))
+    device.go(until=lambda: len(device.models[0].sequences) <= 8)
+    assert states(device)[1] is ModelState.COLD
+    device.finish()
+
+
+def test_a_request_for_a_cold_model_comes_before_later_ones_and_nobody_gives_way() -> None:
+    device = VirtualDevice(2, SLABS, weights=WEIGHTS)
+    crowd(device, 16)
+    b = device.models[1]
+    asked = b.submit(prompt(99, 1), 2)
+    for n in range(8):
+        device.models[0].submit(prompt(40 + n, 3), 40, session=f"later-{n}")
+    device.go(until=lambda: bool(b.answers[asked].end))
+    assert b.answers[asked].end == "length"
+    assert total(device, "evictions") == 0 and len(device.models[0].sequences) >= 8
+    device.finish()
+
+
+def test_of_busy_models_the_one_with_the_fewest_requests_gives_way() -> None:
+    device = VirtualDevice(3, 116, weights=40)
+    a, b, c = device.models
+    for n in range(3):
+        a.submit(prompt(n, 1), 24, session=f"s{n}")
+    b.submit(prompt(3, 1), 24)
+    device.go(until=lambda: all(each.tokens for m in (a, b) for each in m.answers.values()))
+    c.submit(prompt(4, 1), 2)
+    device.go(until=lambda: bool(c.sequences))
+    for resident in device.residency.models.values():
+        resident.since_s = resident.waits_s = device.world.now() - 100.0
+    device.go(until=lambda: ModelState.DRAINING in states(device), most_s=1.0)
+    assert states(device) == [ModelState.ACTIVE, ModelState.DRAINING, ModelState.COLD]
+    device.finish()
+
+
+def test_what_moves_here_is_given_up_where_running_requests_do_not_leave_enough() -> None:
+    device = VirtualDevice(2, SLABS, weights=WEIGHTS)
+    a, residency = device.models[0], device.residency
+    for n in range(4):
+        a.submit(prompt(n, 2), 4000, session=f"s{n}")
+    device.go(until=lambda: all(each.tokens for each in a.answers.values()))
+    began = device.world.now()
+    residency.expect("m1", Expected(began, began + 60.0, moves=True))
+    device.go(until=lambda: device.world.now() > began + 1.0)
+    held = residency.balloon.held is not None
+    device.go(until=lambda: device.world.now() > began + HOLD_S + 1.0)
+    assert residency.balloon.held is None and (held or states(device)[1] is not ModelState.COLD)
+    for n in range(4):
+        a.cancel(f"r{n}")
     device.finish()
 
 

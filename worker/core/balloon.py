@@ -53,6 +53,8 @@ class Balloon:
     def __init__(self, granules: int) -> None:
         self.granules = granules
         self.shares: list[Share] = []
+        #: Requests after this rank get no memory: what running ones free is for weights. None: there is no such rank.
+        self.held: tuple[float, ...] | None = None
         #: Granules of idle models' weights that KV of this share may have; and unloads them until `spare` is so many.
         self.idle_weights: Callable[[Share], int] = lambda share: 0
         self.unload_idle: Callable[[Share, int], object] = lambda share, granules: None
@@ -199,7 +201,8 @@ class Share:
 
     def comes_first(self, rank: tuple[float, ...]) -> bool:
         """See `Supply.comes_first`. So that memory which one model frees for a request is not taken by another."""
-        return any(other._waiting is not None and other._waiting < rank for other in self._others())
+        firsts = (self._balloon.held, *(other._waiting for other in self._others()))
+        return any(first is not None and first < rank for first in firsts)
 
     def displace(self, now: float, priority: int, arrival_s: float, pages: int) -> bool:
         """See `Supply.displace`."""

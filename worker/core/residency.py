@@ -31,6 +31,12 @@ from worker.core.turns import Slices
 IDLE_S = 45.0
 #: Time for preempted sequences to be saved before a model is evicted anyway, in seconds.
 DRAIN_S = 5.0
+#: Requests wait so long for running ones to end, for the weights of a model that moves here, in seconds.
+HOLD_S = 10.0
+#: Part of a device that must remain for KV beside them.
+KV_SHARE = 1 / 16
+#: A model that moves here comes before requests of priority 0.
+_MOVES = (0.0, -math.inf)
 #: Bytes per second of copies of weights, until measured.
 _COPY_BYTES_S = 2e9
 #: Hinted requests that a model remembers: only the soonest matters.
@@ -112,12 +118,17 @@ class Residency:
         """Expected time in which the model's weights come."""
         return resident.bytes_ / (resident.copy_bytes_s or self.copy_bytes_s)
 
-    # ---- time --------------------------------------------------------------------------------------------------
+    # ---- what the scheduler says -------------------------------------------------------------------------------
     def expect(self, name: str, expected: Expected) -> None:
         """A request for the model is expected."""
         resident = self.models[name]
         resident.expected = sorted([*resident.expected, expected])[:_MOST_EXPECTED]
 
+    def spare(self, name: str, until_s: float) -> None:
+        """Until then, requests for the model go elsewhere: idle, its weights go first, at any need."""
+        self.models[name].spare_until_s = until_s
+
+    # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Decide what is due. Call before each round of turns."""
         self._now = now
@@ -136,10 +147,15 @@ class Residency:
             found = self.balloon.obtainable + sum(each.granules for each in self._idle(0.0))
             for resident in self.models.values():
                 resident.crowded_out = found < resident.granules + resident.least
-        owed = 0
-        for resident in sorted(self._waiting(), key=self.turns.urgency):
+        owed, waiting = 0, self._waiting()
+        self.balloon.held = None
+        for resident in sorted(waiting, key=self.turns.urgency):
             if resident.state is ModelState.COLD:
-                self._activate(resident, self._idle(0.0), Why.REQUEST, owed)
+                idle = self._idle(0.0)
+                if not self._activate(resident, idle, Why.REQUEST, owed) and self._may_hold(
+                    resident, resident.waits_s, idle
+                ):
+                    self.balloon.held = resident.core.scheduling.first_rank(resident.core.live.values())
             if resident.state is not ModelState.LOADING:  # until it computes, later ones take no memory
                 if resident.starved or resident.state is ModelState.COLD:
                     self._make_turn(resident)
@@ -147,12 +163,15 @@ class Residency:
             owed += resident.least
         for resident in self.models.values() if self.turns.heeds_hints else ():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
-                self._activate(resident, self._idle(IDLE_S), Why.HINT)
+                since_s = min((each.arrival_s for each in resident.expected if each.moves), default=math.inf)
+                idle = self._idle(IDLE_S)
+                if not self._activate(resident, idle, Why.HINT) and self._may_hold(resident, since_s, idle):
+                    self.balloon.held = _MOVES
 
     def _waiting(self) -> list[Resident]:
         """Models whose requests wait for weights, or for any memory, and have not computed since."""
         for resident in self.models.values():
-            resident.note_wait(self._now)
+            resident.note_wait(self._now, self.balloon.held is not None)
         return [
             each
             for each in self.models.values()
@@ -239,8 +258,9 @@ class Residency:
         return True
 
     def _make_turn(self, resident: Resident) -> None:
-        """All others are busy: let one of them give way. One that finds no memory does at once, others by `turns`."""
-        if any(each.state is ModelState.DRAINING for each in self.models.values()):
+        """All others are busy: let one of them give way, whose weights suffice and that has the fewest requests. One
+        that finds no memory does at once, others by `turns`."""
+        if self.balloon.held is not None or any(each.state is ModelState.DRAINING for each in self.models.values()):
             return
         busy = [each for each in self.models.values() if each.state is ModelState.ACTIVE and not each.pinned]
         able = [
@@ -249,21 +269,31 @@ class Residency:
             if each is not resident and (each.starved or self.turns.gives_way(each, resident, self._now))
         ]
         if able:
-            giving = max(able, key=lambda each: (each.starved, each.share.priority, -each.since_s))
+            need = resident.granules + resident.least - self.balloon.obtainable
+
+            def rank(each: Resident) -> tuple[float, ...]:
+                fewest = each.granules >= need, -len(each.core.live)
+                return each.starved, each.share.priority, *fewest, -each.since_s
+
+            giving = max(able, key=rank)
             giving.yielding.halt(self._now)
             self._enter(giving, ModelState.DRAINING, Why.STARVED if giving.starved else self.turns.why, resident)
 
     def _idle(self, least_s: float) -> list[Resident]:
-        """Active models that no request uses, for at least this long, longest first."""
+        """Active models that no request uses: those that are spare, and those idle for at least so long, longest
+        first."""
         found = [
             each
             for each in self.models.values()
             if each.state is ModelState.ACTIVE
             and not each.pinned
             and each.core.quiet
-            and self._now - each.idle_since_s >= least_s
+            and (self._is_spare(each) or self._now - each.idle_since_s >= least_s)
         ]
-        return sorted(found, key=lambda each: (-each.share.priority, each.idle_since_s))
+        return sorted(found, key=lambda each: (not self._is_spare(each), -each.share.priority, each.idle_since_s))
+
+    def _is_spare(self, resident: Resident) -> bool:
+        return self._now < resident.spare_until_s
 
     def _hint_due_s(self, resident: Resident) -> float:
         """When an activation must begin so that the next hinted request finds the model active."""
@@ -271,6 +301,17 @@ class Residency:
         soonest_s = resident.expected[0].arrival_s if resident.expected else math.inf
         arrival_s = min(resident.core.prefetching.next_arrival_s(self._now), soonest_s)
         return arrival_s - self.load_s(resident) - _EARLY_S
+
+    def _may_hold(self, resident: Resident, since_s: float, idle: Sequence[Resident]) -> bool:
+        """Whether later requests wait for memory until running ones leave enough for this model's weights, which has
+        waited since then: if there will be, beside KV, and for `HOLD_S`."""
+        weights = sum(each.share.weights for each in self.models.values()) - sum(each.granules for each in idle)
+        left = self.balloon.granules - weights - resident.granules
+        return (
+            not self.turns.one_at_a_time
+            and 0.0 <= self._now - since_s < HOLD_S
+            and left >= max(resident.least, KV_SHARE * self.balloon.granules)
+        )
 
     def _spares(self, asker: Share) -> list[Resident]:
         """Idle models whose weights may go for KV of this one: if it can do nothing else, of any idle model."""

@@ -15,10 +15,11 @@ from worker.core.yielding import Yielding
 
 
 class Expected(NamedTuple):
-    """When a hinted request is expected, and until when."""
+    """When a hinted request is expected, and until when. moves: the model moves to this device."""
 
     arrival_s: float
     until_s: float
+    moves: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +46,8 @@ class Resident:
     ready: int = 0
     #: Hinted requests of sessions without KV here, soonest first; hints of others reach the engine by the store.
     expected: list[Expected] = field(default_factory=list)
+    #: Until when its requests go elsewhere, as the scheduler says.
+    spare_until_s: float = -math.inf
     #: Weights of another model came at the same time: how long these took says little of the copies' speed.
     crowded: bool = False
     #: Failed activations since the last good one, and when to try again.
@@ -91,9 +94,10 @@ class Resident:
         """Its weights are here, and no request finds memory for KV."""
         return self.state is ModelState.ACTIVE and self.core.starved
 
-    def note_wait(self, now: float) -> None:
-        """Set `waits_s`. It lasts from the first request without weights to the first step."""
-        if not self.core.live or self.core.stepping:
+    def note_wait(self, now: float, held: bool) -> None:
+        """Set `waits_s`. It lasts from the first request without weights to the first step. held: requests get no
+        memory, for weights that move here."""
+        if not self.core.live or self.core.stepping or (held and self.state is ModelState.ACTIVE):
             self.waits_s = math.inf
         elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or self.core.starved):
             self.waits_s = now

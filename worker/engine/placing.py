@@ -44,21 +44,31 @@ class Placing:
     #: Wakes the device's thread. Any thread.
     woken: Callable[[], object] = lambda: None
     _expected: queue.SimpleQueue[tuple[str, Expected]] = field(default_factory=queue.SimpleQueue)
+    _spared: queue.SimpleQueue[tuple[str, float]] = field(default_factory=queue.SimpleQueue)
     #: Called when a model's state has changed.
     on_moves: Callable[[], object] = lambda: None
     _fillings: dict[str, Filling] = field(default_factory=dict)
 
-    def expect(self, name: str, arrival_s: float, expires_s: float) -> None:
-        """A request for this model is expected, at times from now. Unknown models are ignored. Any thread."""
+    def expect(self, name: str, arrival_s: float, expires_s: float, moves: bool = False) -> None:
+        """A request for this model is expected, at times from now. moves: see `Expected`. Unknown models are ignored.
+        Any thread."""
         now = self.clock.now()
         if name in self.models:
-            self._expected.put((name, Expected(now + arrival_s, now + expires_s)))
+            self._expected.put((name, Expected(now + arrival_s, now + expires_s, moves)))
+            self.woken()
+
+    def spare(self, name: str, expires_s: float) -> None:
+        """For so long from now, requests for this model go elsewhere. Unknown models are ignored. Any thread."""
+        if name in self.models:
+            self._spared.put((name, self.clock.now() + expires_s))
             self.woken()
 
     def turn(self, make_way: Callable[[], None]) -> None:
         """Take note of weights that have come, decide, and execute. make_way: unmaps what engines have given up."""
         while not self._expected.empty():
             self.residency.expect(*self._expected.get())
+        while not self._spared.empty():
+            self.residency.spare(*self._spared.get())
         for name, filling in list(self._fillings.items()):
             self._note(name, filling)
         for resident in self.residency.models.values():

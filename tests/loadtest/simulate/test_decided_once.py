@@ -49,7 +49,7 @@ TAKEN = {
     "scheduler.core.advisories": {"Hint"},
     "scheduler.core.callgraph": {"CallGraph"},
     "scheduler.core.callgraph_runs": {"Run"},
-    "scheduler.core.commands": {"Wake", "Withdraw"},
+    "scheduler.core.commands": {"Spare", "Wake", "Withdraw"},
     "scheduler.core.control": {"Ask", "Command", "Control", "Prefetch", "Settings"},
     "scheduler.core.directory": {"Held"},
     "scheduler.core.fleet": {"LoadReport", "Model", "Rates"},
