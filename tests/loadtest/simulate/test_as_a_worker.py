@@ -105,11 +105,12 @@ def test_requests_are_answered_when_a_worker_would_answer_them(
     theirs, moved = as_a_worker(asked, models, sharing)
     ours, moved_here = simulated(asked, models, sharing)
     # An idle model leaves after about 20 ms by `serverless`: a request may come in that very moment.
-    assert sum(abs(a - b) for a, b in zip(moved_here, moved, strict=True)) <= (sharing == "serverless")
+    extra = sum(abs(a - b) for a, b in zip(moved_here, moved, strict=True))
+    assert extra <= (sharing == "serverless")
     late = [abs(a.first_s - b.first_s) + abs(a.end_s - b.end_s) for a, b in zip(ours, theirs, strict=True)]
     # They may differ where layers of two models come together, and where a preempted request finds its KV in a store.
     assert sum(each < 1e-6 for each in late) >= len(late) / 3
-    assert max(late) < 0.15
+    assert max(late) < 0.15 * (1 + extra)
     by_end = sorted(range(len(asked)), key=lambda n: theirs[n].end_s)
     apart = [b for a, b in itertools.pairwise(by_end) if theirs[b].end_s - theirs[a].end_s > 2 * max(late)]
     assert sorted(apart, key=lambda n: ours[n].end_s) == apart
