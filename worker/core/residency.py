@@ -152,9 +152,8 @@ class Residency:
         for resident in sorted(waiting, key=self.turns.urgency):
             if resident.state is ModelState.COLD:
                 idle = self._idle(0.0)
-                if not self._activate(resident, idle, Why.REQUEST, owed) and self._may_hold(
-                    resident, resident.waits_s, idle
-                ):
+                until_s = resident.waits_s + self.turns.slice_s(resident)
+                if not self._activate(resident, idle, Why.REQUEST, owed) and self._may_hold(resident, until_s, idle):
                     self.balloon.held = resident.core.scheduling.first_rank(resident.core.live.values())
             if resident.state is not ModelState.LOADING:  # until it computes, later ones take no memory
                 if resident.starved or resident.state is ModelState.COLD:
@@ -163,9 +162,9 @@ class Residency:
             owed += resident.least
         for resident in self.models.values() if self.turns.heeds_hints else ():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
-                since_s = min((each.arrival_s for each in resident.expected if each.moves), default=math.inf)
+                until_s = min((each.arrival_s + HOLD_S for each in resident.expected if each.moves), default=0.0)
                 idle = self._idle(IDLE_S)
-                if not self._activate(resident, idle, Why.HINT) and self._may_hold(resident, since_s, idle):
+                if not self._activate(resident, idle, Why.HINT) and self._may_hold(resident, until_s, idle):
                     self.balloon.held = _MOVES
 
     def _waiting(self) -> list[Resident]:
@@ -302,14 +301,14 @@ class Residency:
         arrival_s = min(resident.core.prefetching.next_arrival_s(self._now), soonest_s)
         return arrival_s - self.load_s(resident) - _EARLY_S
 
-    def _may_hold(self, resident: Resident, since_s: float, idle: Sequence[Resident]) -> bool:
-        """Whether later requests wait for memory until running ones leave enough for this model's weights, which has
-        waited since then: if there will be, beside KV, and for `HOLD_S`."""
+    def _may_hold(self, resident: Resident, until_s: float, idle: Sequence[Resident]) -> bool:
+        """Whether, until then, later requests wait for memory until running ones leave enough for this model's weights:
+        if there will be enough, beside KV."""
         weights = sum(each.share.weights for each in self.models.values()) - sum(each.granules for each in idle)
         left = self.balloon.granules - weights - resident.granules
         return (
             not self.turns.one_at_a_time
-            and 0.0 <= self._now - since_s < HOLD_S
+            and self._now < until_s
             and left >= max(resident.least, KV_SHARE * self.balloon.granules)
         )
 

@@ -49,18 +49,19 @@ class Slices:
 
     def wait_s(self, asker: Resident) -> float:
         """Expected time until a busy model gives way, beyond the work that its node reports."""
-        return self._slice_s(asker) if asker.crowded_out else 0.0
+        return self.slice_s(asker) if asker.crowded_out else 0.0
 
     def gives_way(self, busy: Resident, asker: Resident, now: float) -> bool:
         """Whether this active model gives way now. It may begin a new group, or stop to admit requests."""
-        slice_s = self._slice_s(asker)
+        slice_s = self.slice_s(asker)
         return now - asker.waits_s >= slice_s and now - busy.since_s >= slice_s
 
     def leaves_s(self, resident: Resident) -> float:
         """When an idle model leaves for which nobody waits; infinite: it stays."""
         return math.inf
 
-    def _slice_s(self, asker: Resident) -> float:
+    def slice_s(self, asker: Resident) -> float:
+        """How long busy models stay before one gives way to this one."""
         return max(SLICE_S, SLICE_ACTIVATIONS * self.load_s(asker))
 
 
