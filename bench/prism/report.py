@@ -74,9 +74,10 @@ def _targets(found: Any) -> str:
     return (
         f"In {found['seconds']:.0f} s at {rate:.0f} requests/s `prism` activates {moved['activations']:.0f} models and preempts "
         f"{moved['preemptions']:.0f} requests (paper: 2 activations and 3 migrations in 10 minutes). `elastic` has each model on the device that "
-        "its mean demand in the whole trace gives; `prism` knows only what has come. At the "
-        "highest rate the two models with the greatest demand meet on one device, and the other device's lighter models leave no room: "
-        "an exchange of models is not built. These loads hardly need idle models' memory.\n\n"
+        "its mean demand in the whole trace gives; `prism` knows only what has come. With `chat` it moves and exchanges models until they are "
+        "as well placed; its late requests wait for weights, or for memory before that. With `api` memory is short on both devices. There it "
+        "stays behind: models take turns, and one that has moved keeps its old weights until its last request there has ended. These loads "
+        "hardly need idle models' memory.\n\n"
         f"Targets: P95 alone is {min(ttft):.2f} to {max(ttft):.2f} s and {1000 * min(tpot):.1f} to {1000 * max(tpot):.1f} ms a token (paper: 0.04 to "
         f"0.13 s, 5.2 to 50.9 ms). Trace `chat`: {100 * stats['active_share_10_s']:.0f} % of the models active, {stats['idle_intervals_an_hour']:.0f} "
         f"idle intervals above 10 s an hour and model. Weights take {100 * found['weights_share_of_one_device'] / 2:.0f} % of the two devices."
