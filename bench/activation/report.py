@@ -21,14 +21,19 @@ def result() -> str:
 
 Cold ÷ active: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f}), so a little more than wanted. Copying and computing
 share two cores. "Warm memory" above includes unmapping the same model's weights first, which are unmapped on another
-thread once others are there. Hints are few, and the active turns beside them have
-not waited for a minute.
+thread once others are there. {of_hints(found)}
 
 `bench/activation/run --links`, over a stand-in for links; the machine was busy with other work. Medians of
 {links["settings"]["repeats"]}; all loads brought the same bytes (digests).
 
 {table(("links", "ms to the first layer", "ms to all", "own link ÷ this", "over other links"), by_links(links["arms"], alone))}
 """
+
+
+def of_hints(found: dict[str, Any]) -> str:
+    if not (ratio := found.get("hinted_over_active")):
+        return "Hints are few, and the active turns beside them have not waited for a minute."
+    return f"Hinted, cold ÷ hinted, active, both after a rest: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})."
 
 
 def by_links(arms: dict[str, Any], alone: float) -> list[list[str]]:

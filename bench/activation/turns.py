@@ -18,9 +18,9 @@ _LEAD_S = 2.0
 
 
 def measure(models: dict[str, Path], repeats: int, hints: int, directory: Path) -> dict[str, list[float]]:
-    """Seconds to the first token: pairs of a cold turn and one of the same model right after it; hinted turns of a
-    session that returns after the other model has been idle for 45 s, and unhinted ones when active."""
-    found: dict[str, list[float]] = {"cold": [], "active": [], "hinted, cold": [], "returning, active": []}
+    """Seconds to the first token: pairs of a cold turn and one of the same model right after it; pairs of sessions that
+    return after a rest, both hinted, to a model that has stayed and to one that has left."""
+    found: dict[str, list[float]] = {"cold": [], "active": [], "hinted, cold": [], "hinted, active": []}
     dice = random.Random(1)
     # Weights are 250 MiB each.
     with Stack(models=models, nodes=1, directory=directory / "stack", hbm_gib=0.42, dram_gib=0.5) as stack:
@@ -31,15 +31,21 @@ def measure(models: dict[str, Path], repeats: int, hints: int, directory: Path) 
                 found["cold"].append(first_token_s(stack.url, name, prompt(dice), f"s{dice.random()}"))
                 found["active"].append(first_token_s(stack.url, name, prompt(dice), f"s{dice.random()}"))
         for n in range(hints):
-            first, said = f"returns-{n}", prompt(dice)
-            first_token_s(stack.url, "a", said, first)
-            found["returning, active"].append(first_token_s(stack.url, "a", said + prompt(dice)[:64], first))
+            stays, returns = (f"stays-{n}", prompt(dice)), (f"returns-{n}", prompt(dice))
+            for session, said in (stays, returns):
+                first_token_s(stack.url, "a", said, session)
+            found["hinted, active"].append(after_rest_s(stack.url, "a", *stays, dice))
             first_token_s(stack.url, "b", prompt(dice), f"s{dice.random()}")
-            time.sleep(IDLE_S + 2)
-            advise(stack.url, "a", first)
-            time.sleep(_LEAD_S)
-            found["hinted, cold"].append(first_token_s(stack.url, "a", said + prompt(dice)[:64], first))
+            found["hinted, cold"].append(after_rest_s(stack.url, "a", *returns, dice))
     return found
+
+
+def after_rest_s(url: str, model: str, session: str, said: list[int], dice: random.Random) -> float:
+    """Seconds to the first token of a hinted turn with 64 new tokens, after a rest in which weights may leave."""
+    time.sleep(IDLE_S + 2)
+    advise(url, model, session)
+    time.sleep(_LEAD_S)
+    return first_token_s(url, model, said + prompt(dice)[:64], session)
 
 
 def prompt(dice: random.Random) -> list[int]:
