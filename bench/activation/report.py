@@ -31,9 +31,8 @@ thread once others are there. {of_hints(found)}
 
 
 def of_hints(found: dict[str, Any]) -> str:
-    if not (ratio := found.get("hinted_over_active")):
-        return "Hints are few, and the active turns beside them have not waited for a minute."
-    return f"Hinted, cold ÷ hinted, active, both after a rest: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})."
+    ratio = found["hinted_over_active"]
+    return f"{found['settings']['hints']} pairs of turns after a rest: hinted, cold ÷ hinted, active: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})."
 
 
 def by_links(arms: dict[str, Any], alone: float) -> list[list[str]]:
