@@ -143,6 +143,11 @@ class WorkerSection(BaseModel):
     #: Links to host memory that an activation uses on CUDA: the device's own, and those of other devices of its node,
     #: over NVLink. Each takes about half a GiB of those devices' memory (docs/many-models.md).
     load_links: int = Field(default=1, ge=1, le=MOST_DEVICES)
+    #: Whether models lend memory of their layers to KV when it is short, and copy these layers from their images in
+    #: each step (MIRAGE): auto, if copies are no slower than computing; off. For sharing: prism, also with one model.
+    remap: Literal["auto", "off"] = "off"
+    #: Part of a model's layers that it lends at most.
+    remap_cap: float = Field(default=0.5, gt=0, le=1)
     #: CPU kernels: native (compiled for this machine), torch, or auto: torch only if compiled kernels cannot be built
     #: or do not suit the model. portable: compiled without bfloat16 instructions, for equal bits on different
     #: processors.

@@ -29,6 +29,7 @@ from worker.core.arbitration import Arbitration
 from worker.core.balloon import Balloon, Share
 from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
+from worker.core.lending import Lending
 from worker.core.pages import PagePool
 from worker.core.residency import Residency
 from worker.core.resident import Resident
@@ -47,6 +48,7 @@ from worker.measure.initial_pace import profile_of, seed, seed_loads, subject
 from worker.measure.steps import BRIEF, on_free_pages
 from worker.memory.device_memory import DeviceMemory
 from worker.memory.paged_kv import PagedKv
+from worker.models.circulating import same_size, time_of_copy
 from worker.models.filling import Filling
 from worker.models.image import HostImage, image_of
 from worker.models.load import Model, lay_out, load, too_large
@@ -59,6 +61,8 @@ log = telemetry.logger("worker.serving")
 _MIN_CHUNKS = 4
 #: Threads that copy a model's weights from its image.
 _COPY_THREADS = 2
+#: Tokens of the prompt whose prefill hides the copies of an idle model's layers (MIRAGE, section 5.1).
+_SHORT_PROMPT = 512
 #: Wait at the end for what other devices' links still read, in seconds.
 _SETTLE_S = 5.0
 
@@ -152,7 +156,8 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
     no room."""
     images = [ModelImage.lay_out(name, config, device) for name, config in configs.items()]
     ids = [itertools.count(1 + n, len(images)) for n in range(len(images))]
-    sharing = images[0].config.sharing if len(images) > 1 else "static"
+    config = images[0].config
+    sharing = config.sharing if len(images) > 1 or config.worker.remap != "off" else "static"
     if sharing not in ("static", "elastic"):
         return _serve_in_turns(images, ids, device, threads, salt_of)
     for image in images:
@@ -180,7 +185,7 @@ def _serve_in_turns(
     last ones, and pinned ones after all others, stay as far as they fit."""
     memory, config = device.memory, images[0].config
     servings, placed, packed = list[Serving](), dict[str, Placed](), list[HostImage]()
-    speeds, packing = list[float](), dict[str, float]()
+    speeds, packing, lendings = list[float](), dict[str, float](), dict[str, Lending | None]()
     remove_unused(config.shm_dir)
     room = _image_bytes(config)
     for image, each in sorted(zip(images, ids, strict=True), key=lambda pair: pair[0].pinned):
@@ -205,6 +210,7 @@ def _serve_in_turns(
             packing[image.name] = filling.bytes / filling.seconds
         placed[image.name] = Placed(image.model, host)
         servings.append(_serve(image, memory.total, each, device, threads, salt_of))
+        lendings[image.name] = _lending(servings[-1], placed[image.name], device)
     balloon = Balloon(memory.total)
     residency = Residency(balloon, turns_of(config.sharing))
     _meet_targets(servings, residency.activation_s)
@@ -219,6 +225,7 @@ def _serve_in_turns(
             sum(span.packed_bytes for span in model.spans),
             serving.image.pinned,
             packing.get(serving.image.name),
+            lendings[serving.image.name],
         )
         if residency.turns.one_at_a_time and serving is not servings[-1]:
             model.unload()
@@ -228,8 +235,21 @@ def _serve_in_turns(
         _check_reach(resident, residency, config)
     servings = [_bounded(serving) for serving in servings]
     servings.sort(key=lambda serving: images.index(serving.image))
-    placing = Placing(residency, placed, device.copy, threads=_COPY_THREADS, others=device.others)
+    placing = Placing(residency, placed, device.copy, device.mark, _COPY_THREADS, device.others)
     return Served(servings, placing, tuple(packed), device.others)
+
+
+def _lending(serving: Serving, placed: Placed, device: Device) -> Lending | None:
+    """What the model may lend; None: nothing, as it has no image, or layers of several sizes. It is loaded."""
+    w, model = serving.image.config.worker, placed.model
+    most = min(int(w.remap_cap * len(model.layers)), len(model.layers) - 1)
+    if w.remap == "off" or placed.image is None or most < 1 or not same_size(model):
+        return None
+    transfer_s, pace = time_of_copy(model, placed.image, device.copy), serving.engine.core.pace
+    step_s = pace.decode_s(1)
+    log.info("may lend", model=serving.image.name, copy_ms=transfer_s * 1e3, layer_ms=step_s / len(model.layers) * 1e3)
+    prefill_s = _SHORT_PROMPT * pace.prefill_token_s
+    return Lending(len(model.layers), model.layers.layer_granules(0), transfer_s, prefill_s, most, pace)
 
 
 def _meet_targets(servings: Sequence[Serving], activation_s: Callable[[str], float]) -> None:

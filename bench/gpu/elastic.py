@@ -22,6 +22,8 @@ from worker.models.image import image_of
 _TOGETHER = 64
 #: Threads that copy weights, as in `worker.serving`.
 _THREADS = 2
+#: Wait after a model has left, in seconds: its range is unmapped then (`worker.memory.unmapping`).
+_UNMAPPED_S = 1.5
 _OWNER = Owner(Use.KV, "bench")
 
 
@@ -122,6 +124,7 @@ def activation(s: Setting, first_token: Callable[[], object], rounds: int) -> di
             for name, keep in (("new", False), ("warm", True)):
                 for what, work in (("weights", lambda filling: None), ("first_token", lambda filling: first_token())):
                     timed(f"gone_{name}", lambda keep=keep: s.model.unload(keep=keep))
+                    time.sleep(_UNMAPPED_S)
                     timed(f"{what}_{name}", lambda work=work: bring(work))
             s.model.unload(keep=True)
             bring(lambda filling: products.setdefault("meanwhile", []).extend(neighbour(lambda: not filling.over)))

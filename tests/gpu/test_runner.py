@@ -191,7 +191,8 @@ def test_decodes_replay_a_graph_a_layer_and_padding_rows_disturb_nothing(bench: 
         )
         torch.testing.assert_close(got, torch.stack([e[3 - back] for e in expected]), atol=1e-4, rtol=1e-4)
     [(shape, graphs)] = bench.runner.graphs.items()
-    assert shape == (4, 1) and graphs is not None and set(graphs) == set(range(bench.model.config.layers))
+    assert shape == (4, 1) and graphs is not None
+    assert [layer for layer, _ in graphs] == list(range(bench.model.config.layers))
 
 
 def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_for_it(
@@ -212,7 +213,7 @@ def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_fo
     bench.model.load_layer(0)
     decode(28)
     assert bench.runner.graphs[1, 1] == before
-    # A slot that shows other memory makes its layer's graph, and no other, worthless.
+    # A layer that is read in another place has another graph there.
     moved = {
         f.name: None if (t := getattr(bench.model.layers[1], f.name)) is None else t.clone()
         for f in dataclasses.fields(LayerWeights)
@@ -220,7 +221,7 @@ def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_fo
     bench.model.layers._slots[1] = LayerWeights(**moved)
     torch.testing.assert_close(decode(29), alone(tokens), atol=1e-4, rtol=1e-4)
     after = bench.runner.graphs[1, 1] or {}
-    assert [layer for layer in before if after[layer] is not before[layer]] == [1]
+    assert [layer for layer, place in after if (layer, place) not in before] == [1]
 
 
 @pytest.mark.slow

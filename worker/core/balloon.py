@@ -2,8 +2,9 @@
 
 Each model's pool has a limit, which only this module moves. A model that is short of pages gets, in this order: memory
 within no model's limit; unused parts of other limits; pages of caches, its own and others', that are worth least
-(`worker.core.victims`); the rest of other caches; and at last it preempts less urgent sequences of other models. Pages
-in use never move. (docs/design/0035 says why a model's own cached pages do not always come first.)
+(`worker.core.victims`); the rest of other caches; memory of layers (`worker.core.remap`); and at last it preempts less
+urgent sequences of other models. Pages in use never move. (docs/design/0035 says why a model's own cached pages do not
+always come first.)
 
 A model within its part (an equal share of the memory among those used lately) loses cached pages only when nothing
 else is left, so one model's flood does not empty the others' caches.
@@ -58,6 +59,8 @@ class Balloon:
         #: Granules of idle models' weights that KV of this share may have; and unloads them until `spare` is so many.
         self.idle_weights: Callable[[Share], int] = lambda share: 0
         self.unload_idle: Callable[[Share, int], object] = lambda share, granules: None
+        #: Lends memory of a layer to this share, which lacks it until so many granules are spare; whether it did.
+        self.lend: Callable[[Share, int, float], bool] = lambda share, granules, now: False
 
     def join(self, name: str, cache: HbmCache, slab_granules: int, priority: int = 0) -> Share:
         """A model's share, with a limit of 0, made its cache's supply. priority: the model with the greatest number
@@ -194,6 +197,14 @@ class Share:
         if under is None and self._balloon.spare < wanted:
             self._balloon.unload_idle(self, wanted)
         self._raise(wanted)
+
+    def lend(self, pages: int, now: float) -> bool:
+        """See `Supply.lend`."""
+        wanted = self._granules(pages)
+        if pages <= 0 or self._room < wanted or not self._balloon.lend(self, wanted, now):
+            return False
+        self._raise(wanted)
+        return True
 
     def waits(self, rank: tuple[float, ...] | None) -> None:
         """See `Supply.waits`."""

@@ -20,6 +20,7 @@ from worker.core import instructions as do
 from worker.core.admission import Admission
 from worker.core.block import Block
 from worker.core.counting import counts_of
+from worker.core.lending import Lending
 from worker.core.pace import Pace
 from worker.core.prefetching import Prefetching
 from worker.core.saving import Saving
@@ -62,6 +63,8 @@ class EngineCore:
         self._held = False
         #: In the last turn no request could compute, or load, for lack of memory.
         self.starved = False
+        #: Learns how fast steps are while layers are lent.
+        self.lending: Lending | None = None
         #: Number of live sequences at the last `quiet_steps`.
         self._quiet_live = 0
 
@@ -286,6 +289,8 @@ class EngineCore:
     def _stepped(self, event: ev.Stepped) -> None:
         if event.timed and not self._coming:
             self.pace.stepped(event.seconds, *_composition(event.batch), event.steps)
+            if self.lending is not None:
+                self.lending.stepped(event.seconds, *_composition(event.batch), event.steps)
         if event.steps > 1:
             self.scheduling.went_on(event.seconds)
         self._attribute_time(event)

@@ -10,7 +10,8 @@ saved, and it waits for its next turn.
 A registered model keeps its engine and its address space; only memory comes and goes. Its cached KV stays on the
 device, as long as nobody needs the memory.
 
-Invariants (`validate`): a share's weights are counted exactly when the model is not cold; only active and loading
+Invariants (`validate`): a share's weights are counted exactly when the model is not cold, without layers that it
+lends (`worker.core.remap`); only active and loading
 models compute or admit; where `turns.one_at_a_time`, at most one model is not cold.
 """
 
@@ -24,6 +25,7 @@ from contracts.models import ModelState
 from contracts.residency import MOST_MOVES, WeightsMove, Why
 from storelink.core.load_plan import may_start
 from worker.core.balloon import Balloon, Share
+from worker.core.remap import Circulate, Remap
 from worker.core.resident import Expected, Resident
 from worker.core.turns import Slices
 
@@ -67,7 +69,7 @@ class Unload:
     name: str
 
 
-Instruction = Load | Unload
+Instruction = Load | Unload | Circulate
 
 
 @dataclass(slots=True)
@@ -82,8 +84,11 @@ class Residency:
     copy_bytes_s: float = _COPY_BYTES_S
     _now: float = 0.0
     _looked_s: float = -math.inf
+    #: Layers whose memory is lent to KV.
+    remap: Remap = field(init=False)
 
     def __post_init__(self) -> None:
+        self.remap = Remap(self.balloon, lambda: self.models.values(), self.out.append)
         self.turns.load_s = self.load_s
 
     def join(self, resident: Resident, state: ModelState, now: float = 0.0) -> None:
@@ -93,6 +98,8 @@ class Residency:
         self._enter(resident, state, Why.START, since_s=0.0)
         self.balloon.unload_idle = self._unload_idle
         self.balloon.idle_weights = self._idle_weights
+        self.balloon.lend = self.remap.lend
+        resident.core.lending = resident.lending
         pinned = sum(each.granules for each in self.models.values() if each.pinned)
         for each in self.models.values():
             own = each.granules + pinned - (each.granules if each.pinned else 0)
@@ -101,7 +108,8 @@ class Residency:
 
     def take(self) -> list[Instruction]:
         """Instructions to execute now, in this order; clears them."""
-        taken, self.out = self.out, []
+        taken = self.out[:]
+        self.out.clear()
         return taken
 
     def activation_s(self, name: str) -> float:
@@ -132,6 +140,7 @@ class Residency:
     def tick(self, now: float) -> None:
         """Decide what is due. Call before each round of turns."""
         self._now = now
+        self.remap.round(now)
         for resident in self.models.values():
             if resident.core.live:
                 resident.used_s = now
@@ -144,7 +153,7 @@ class Residency:
                 self._unload(resident, Why.UNUSED)
         if now - self._looked_s >= _LOOK_S:
             self._looked_s = now
-            found = self.balloon.obtainable + sum(each.granules for each in self._idle(0.0))
+            found = self.balloon.obtainable + sum(each.weights for each in self._idle(0.0))
             for resident in self.models.values():
                 resident.crowded_out = found < resident.granules + resident.least
         owed, waiting = 0, self._waiting()
@@ -179,7 +188,7 @@ class Residency:
 
     def due_in_s(self, now: float) -> float:
         """Seconds until `tick` may have something to do without an event; infinite if never."""
-        due_s = [math.inf]
+        due_s = [now + self.remap.due_in_s(now)]
         for resident in self.models.values():
             if resident.state is ModelState.DRAINING:
                 due_s.append(resident.since_s + DRAIN_S)
@@ -242,7 +251,7 @@ class Residency:
             if short <= 0:
                 break
             leaving.append(victim)
-            short -= victim.granules
+            short -= victim.weights
         if short > 0:
             return False
         for victim in leaving:
@@ -271,7 +280,7 @@ class Residency:
             need = resident.granules + resident.least - self.balloon.obtainable
 
             def rank(each: Resident) -> tuple[float, ...]:
-                fewest = each.granules >= need, -len(each.core.live)
+                fewest = each.weights >= need, -len(each.core.live)
                 return each.starved, each.share.priority, *fewest, -each.since_s
 
             giving = max(able, key=rank)
@@ -304,7 +313,7 @@ class Residency:
     def _may_hold(self, resident: Resident, until_s: float, idle: Sequence[Resident]) -> bool:
         """Whether, until then, later requests wait for memory until running ones leave enough for this model's weights:
         if there will be enough, beside KV."""
-        weights = sum(each.share.weights for each in self.models.values()) - sum(each.granules for each in idle)
+        weights = sum(each.share.weights for each in self.models.values()) - sum(each.weights for each in idle)
         left = self.balloon.granules - weights - resident.granules
         return (
             not self.turns.one_at_a_time
@@ -319,7 +328,7 @@ class Residency:
         return [each for each in self._idle(0.0 if stuck else IDLE_S) if each.share is not asker]
 
     def _idle_weights(self, asker: Share) -> int:
-        return sum(each.granules for each in self._spares(asker))
+        return sum(each.weights for each in self._spares(asker))
 
     def _unload_idle(self, asker: Share, granules: int) -> None:
         for resident in self._spares(asker):
@@ -355,7 +364,9 @@ class Residency:
             coming = [each for each in self.models.values() if each.state is ModelState.LOADING]
             for each in coming:
                 each.crowded = len(coming) > 1 or (each.crowded and each is not resident)
-        resident.share.weights = 0 if state is ModelState.COLD else resident.granules
+        if state is ModelState.COLD and resident.lending is not None and resident.lending.lent:
+            resident.lending.change(0, 0, self._now)
+        resident.share.weights = resident.weights
         resident.core.admits = state in (ModelState.LOADING, ModelState.ACTIVE)
         resident.core.computes = state is ModelState.ACTIVE
         if not resident.core.admits:
@@ -366,8 +377,10 @@ class Residency:
         """Raise AssertionError when an invariant does not hold."""
         self.balloon.validate()
         for each in self.models.values():
-            cold = each.state is ModelState.COLD
-            assert each.share.weights == (0 if cold else each.granules), f"{each.name}: weights counted wrongly"
+            assert each.share.weights == each.weights, f"{each.name}: weights counted wrongly"
+            if each.lending is not None:
+                each.lending.validate()
+                assert not each.lending.lent or each.state in (ModelState.ACTIVE, ModelState.DRAINING)
             assert each.core.admits == (each.state in (ModelState.LOADING, ModelState.ACTIVE))
             assert not each.core.computes or each.core.admits
         here = sum(each.state is not ModelState.COLD for each in self.models.values())

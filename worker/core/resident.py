@@ -10,6 +10,7 @@ from contracts.models import ModelState
 from contracts.residency import WeightsMove
 from worker.core.balloon import Share
 from worker.core.engine_core import EngineCore
+from worker.core.lending import Lending
 from worker.core.sequence import Sequence
 from worker.core.yielding import Yielding
 
@@ -34,6 +35,8 @@ class Resident:
     pinned: bool = False
     #: Measured bytes a second of its copies, if they do not come from an image as those of others do.
     copy_bytes_s: float | None = None
+    #: What it may lend; None: nothing, ever.
+    lending: Lending | None = None
     state: ModelState = ModelState.COLD
     #: When the state began, and when a request last was live.
     since_s: float = -math.inf
@@ -66,6 +69,13 @@ class Resident:
     def name(self) -> str:
         """The model's name."""
         return self.share.name
+
+    @property
+    def weights(self) -> int:
+        """Granules of its weights that are on the device, or on their way."""
+        if self.state is ModelState.COLD:
+            return 0
+        return self.granules - (self.lending.lent_granules if self.lending is not None else 0)
 
     @property
     def least(self) -> int:

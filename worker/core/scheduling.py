@@ -62,6 +62,8 @@ class Scheduling:
         #: Whether the next step may hold prompts, or those of another model go first; whether the last step held some,
         #: and whether some had to wait.
         self.prefills, self.prefilled, self.denied = True, False, False
+        #: Weights have lent memory in this turn.
+        self._lent = False
         #: Service charged for one token in HBM during one step, in seconds of the device.
         self._hbm_token_s = 0.0
 
@@ -100,7 +102,7 @@ class Scheduling:
 
         enough: see `EngineCore.turn`.
         """
-        self._queue, self.prefilled, self.denied = None, False, False
+        self._queue, self.prefilled, self.denied, self._lent = None, False, False, False
         self.state.order.look(self.state.now)
         live = list(sequences)
         here = self.admission.here = _on_device(live)
@@ -139,8 +141,8 @@ class Scheduling:
 
     def _bound_when_refused(self, s: Sequence, here: list[Sequence]) -> int | None:
         """The refused sequence is admitted only when more than this many pages are obtainable; None: no such bound."""
-        if any(other.request.priority > s.request.priority for other in here):
-            return None  # it may preempt one of these, whose pages change
+        if self._lent or any(other.request.priority > s.request.priority for other in here):
+            return None  # layers are lent for it, or it may preempt one of these, whose pages change
         return self.admission.refused_at
 
     @property
@@ -232,6 +234,9 @@ class Scheduling:
             if len(here) < self.state.policy.max_batch and not (lacking := self.admission.admit(s, spare)):
                 d.token_rate.add(0 if s.reached else len(s.tokens), d.now)
                 return True
+            if lacking and d.cache.supply.lend(lacking, d.now):
+                self._lent = True
+                continue
             giving = [other for other in here if other.request.priority > priority]
             if len(self._groups) > 1:
                 share, pages = self._current_shares(here), (len(s.tokens) // d.shape.chunk_tokens + 1) * d.shape.layers
@@ -312,6 +317,8 @@ class Scheduling:
         """False if there is no room now. Sequences preempted meanwhile need no pages."""
         while s.state is _RUNNING and (lacking := self.admission.extend(s, upto_tokens)):
             rank = self._rank(s, here)
+            if self.state.cache.supply.lend(lacking, self.state.now):
+                continue
             giving = [other for other in here if self._rank(other, here) > rank]
             if not self._preempt(giving, here, lacking) and not self._displace(s, s.arrival_s, lacking, giving):
                 return False

@@ -26,6 +26,11 @@ class Supply(Protocol):
         """Obtain up to so many pages by purging other models' caches. under: only what ranks under it."""
         ...
 
+    def lend(self, pages: int, now: float) -> bool:
+        """A request lacks so many pages: obtain some from layers of weights (MIRAGE). False: none come in this
+        round."""
+        ...
+
     def waits(self, rank: tuple[float, ...] | None) -> None:
         """A request of this rank (`arbitration.Order.memory_rank`) waits for memory. None: no request does."""
         ...
@@ -56,6 +61,10 @@ class _Fixed:
 
     def purge(self, pages: int, now: float, under: Standing | None = None) -> None:
         """See `Supply.purge`."""
+
+    def lend(self, pages: int, now: float) -> bool:
+        """See `Supply.lend`."""
+        return False
 
     def waits(self, rank: tuple[float, ...] | None) -> None:
         """See `Supply.waits`."""

@@ -29,6 +29,7 @@ from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.device_memory import DeviceMemory, host_memory
 from worker.memory.paged_kv import PagedKv
+from worker.models.circulating import Mark, no_mark
 from worker.models.filling import PIECE_BYTES, Copy, host_copy
 from worker.models.image import Lock, no_lock
 from worker.models.load import Model
@@ -57,6 +58,8 @@ class Device(Protocol):
     layout: str
     #: Copies weights from host memory.
     copy: Copy
+    #: A point in its queued work.
+    mark: Mark
     #: Page-locks host memory, so that `copy` from it is fast.
     lock: Lock
     #: Links of other devices, over which weights come too.
@@ -147,6 +150,7 @@ class _Host:
         self.pack: Pack | None = self._kernels.pack if self._kernels else None
         self.layout = f"{self.computes}/{self._kernels.products[0] if self._kernels else ''}"
         self.copy: Copy = host_copy
+        self.mark: Mark = no_mark
         self.lock: Lock = no_lock
         self.others = OtherLinks()
 
@@ -169,6 +173,7 @@ class _Cuda:
         from worker.devices.cuda.queue import CudaQueue
         from worker.memory.cuda_driver import CudaDriver
         from worker.memory.cuda_memory import cuda_memory
+        from worker.memory.cuda_streams import CudaMark
         from worker.memory.cuda_weights import WeightCopies
 
         for model in models:
@@ -200,6 +205,7 @@ class _Cuda:
         self.computes = self.layout = "cuda"
         weights = WeightCopies(self._driver, self._queue.device)
         self.copy: Copy = weights.copy
+        self.mark: Mark = lambda: CudaMark(self._queue.stream).wait
         self.lock: Lock = weights.lock
         self.others = OtherLinks(self._links(links))
         if lent:

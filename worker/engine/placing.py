@@ -11,9 +11,11 @@ from contracts.models import ModelState
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from worker.core.granules import OutOfGranules
+from worker.core.remap import Circulate
 from worker.core.residency import Load, Residency
 from worker.core.resident import Expected
 from worker.engine import failpoints
+from worker.models.circulating import Circulation, Mark, no_mark
 from worker.models.filling import Copy, Filling, host_copy
 from worker.models.image import HostImage
 from worker.models.load import Model
@@ -32,12 +34,13 @@ class Placed:
 
 @dataclass(slots=True)
 class Placing:
-    """See the module. copy: from host memory to the device. threads: that copy a model's weights. others: links of
-    other devices that loads may use."""
+    """See the module. copy: from host memory to the device. mark: of the device's queued work. threads: that copy a
+    model's weights. others: links of other devices that loads may use."""
 
     residency: Residency
     models: Mapping[str, Placed]
     copy: Copy = host_copy
+    mark: Mark = no_mark
     threads: int = 1
     others: OtherLinks = field(default_factory=OtherLinks)
     clock: Clock = field(default_factory=RealClock)
@@ -48,6 +51,8 @@ class Placing:
     #: Called when a model's state has changed.
     on_moves: Callable[[], object] = lambda: None
     _fillings: dict[str, Filling] = field(default_factory=dict)
+    #: Layers that take turns, of models that have lent some.
+    circulations: dict[str, Circulation] = field(default_factory=dict)
 
     def expect(self, name: str, arrival_s: float, expires_s: float, moves: bool = False) -> None:
         """A request for this model is expected, at times from now. moves: see `Expected`. Unknown models are ignored.
@@ -86,6 +91,10 @@ class Placing:
             if isinstance(instruction, Load):
                 make_way()
                 self._load(instruction.name, placed)
+            elif isinstance(instruction, Circulate):
+                make_way()
+                self._circulate(instruction, placed)
+                continue
             else:
                 self._unload(instruction.name, placed)
             self.on_moves()
@@ -94,6 +103,8 @@ class Placing:
         """End the copies."""
         for filling in self._fillings.values():
             filling.cancel()
+        for circulation in self.circulations.values():
+            circulation.close()
 
     def _load(self, name: str, placed: Placed) -> None:
         model = placed.model
@@ -115,8 +126,19 @@ class Placing:
             filling.cancel()
         placed.model.layers.before_use = lambda layer: None
         failpoints.reach("model.unloading")
+        if (circulation := self.circulations.get(name)) is not None:
+            circulation.leave()
         placed.model.unload()
         log.info("evicted", model=name)
+
+    def _circulate(self, instruction: Circulate, placed: Placed) -> None:
+        name, lent = instruction.name, instruction.lent
+        if (circulation := self.circulations.get(name)) is None:
+            assert placed.image is not None, f"{name}: only weights with an image lend"
+            circulation = self.circulations[name] = Circulation(placed.model, placed.image, self._copy, self.mark)
+        failpoints.reach("model.circulating")
+        circulation.change(lent, instruction.slots)
+        log.info("lends", model=name, layers=lent, slots=instruction.slots)
 
     def _copy(self, to: int, source: int, bytes_: int) -> None:
         failpoints.reach("model.piece")

@@ -121,6 +121,21 @@ class WeightSpan:
             self.span.assign(0, self.memory.take(self.span.granules, self.span.owner))
             self.loaded = True
 
+    def vacate(self) -> list[int]:
+        """Takes its granules away, for another place: they are held. The range is unmapped a little later; no queued
+        work may use it. Views become invalid."""
+        self.loaded = False
+        return self.span.retire(0, self.span.granules)
+
+    def occupy(self, granules: Sequence[int]) -> None:
+        """Puts held granules in its place; somebody else maps and fills them."""
+        self.span.assign(0, granules)
+        self.loaded = True
+
+    def views_at(self, address: int) -> dict[str, torch.Tensor]:
+        """Its tensors by field, where its bytes lie at another address of the device."""
+        return self._views_at(address, self.memory.device)
+
     def pack_at(self, address: int) -> None:
         """Writes the packed bytes from the checkpoint to host memory. Any thread."""
         self.pack_into(self._views_at(address, torch.device("cpu")))
@@ -202,6 +217,10 @@ class SlotTable:
     def fill_slot(self, layer: int) -> None:
         """The layer's span has been filled, or will be when `before_use` returns: sets its slot."""
         self._slots[layer] = LayerWeights(**self._spans[layer].views)
+
+    def put(self, layer: int, weights: LayerWeights) -> None:
+        """The layer's weights will be there when `before_use` returns."""
+        self._slots[layer] = weights
 
     def unload_layer(self, layer: int, *, keep: bool = False) -> int:
         """Clears the slot and gives the layer's granules back; returns their number. The layer must not be in use.

@@ -56,10 +56,8 @@ class _Work:
     last_splits: int = 1
 
 
-@dataclass(slots=True)
-class _Graph:
-    addresses: tuple[int, ...]
-    captured: Captured
+#: A layer's graphs by the addresses of its weights: its own place, and slots that it shares.
+_Graphs = dict[tuple[int, tuple[int, ...]], Captured]
 
 
 class _Activations:
@@ -111,7 +109,7 @@ class CudaRunner:
         half = c.head_dim // 2
         self._cos, self._sin = (t[:, 0, half:].contiguous().to(queue.device) for t in (cos, sin))
         #: Graphs by layer, by a decode step's shape (rows, parts); None: seen once. Least recently used first.
-        self.graphs: collections.OrderedDict[tuple[int, int], dict[int, _Graph] | None] = collections.OrderedDict()
+        self.graphs: collections.OrderedDict[tuple[int, int], _Graphs | None] = collections.OrderedDict()
         self._parts = self._stats = torch.empty(0, device=queue.device)
         self._make_room(most_tokens, most_sequences)
 
@@ -169,9 +167,7 @@ class CudaRunner:
 
     def graph_bytes(self) -> int:
         """Device memory of graphs, as measured at their capture. Any thread."""
-        return sum(
-            graph.captured.bytes for shape in list(self.graphs.values()) for graph in list((shape or {}).values())
-        )
+        return sum(graph.bytes for shape in list(self.graphs.values()) for graph in list((shape or {}).values()))
 
     # ---- what a step computes ----------------------------------------------------------------------------------
     def _decode_work(self, slices: list[Slice], rows: int) -> _Work:
@@ -285,7 +281,7 @@ class CudaRunner:
         return host
 
     # ---- graphs and memory -------------------------------------------------------------------------------------
-    def _graphs_of(self, work: _Work) -> dict[int, _Graph] | None:
+    def _graphs_of(self, work: _Work) -> _Graphs | None:
         """The graphs for steps of this shape, filled layer by layer; None the first time, when kernels are compiled."""
         key = work.tokens, work.splits
         self._scratch(work.tokens, work.splits)  # before the look-up: growing it drops all graphs
@@ -296,12 +292,12 @@ class CudaRunner:
             self.graphs.popitem(last=False)
         return self.graphs[key]
 
-    def _replay(self, graphs: dict[int, _Graph], layer: int, weights: LayerWeights, work: _Work) -> None:
+    def _replay(self, graphs: _Graphs, layer: int, weights: LayerWeights, work: _Work) -> None:
         addresses = _addresses(weights)
-        graph = graphs.get(layer)
-        if graph is None or graph.addresses != addresses:
-            graph = graphs[layer] = _Graph(addresses, self.queue.capture(lambda: self._layer(layer, weights, work)))
-        graph.captured.replay()
+        graph = graphs.get((layer, addresses))
+        if graph is None:
+            graph = graphs[layer, addresses] = self.queue.capture(lambda: self._layer(layer, weights, work))
+        graph.replay()
 
     def _scratch(self, blocks: int, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
         c = self.model.config
