@@ -13,6 +13,14 @@ def waited_s(pids: Iterable[int]) -> float:
     return sum(_of(stat) for pid in pids for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
+def crowded_s() -> float:
+    """Seconds since this machine's start in which somebody was ready and had no core; 0.0 where the kernel does not
+    say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/pressure/cpu").read_text().splitlines()[0].rpartition("total=")[2]) / 1e6
+    return 0.0
+
+
 def thread_waited_s(thread: int) -> float:
     """`waited_s` of one thread of this process, by its native id."""
     return _of(Path(f"/proc/self/task/{thread}/schedstat"))

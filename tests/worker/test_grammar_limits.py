@@ -4,11 +4,12 @@ their end."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from contracts.errors import InvalidRequest, RateLimited, RequestError
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from runtime.sections import WorkerSection
+from tests.pace import crowded_s
 from tests.worker.engine_harness import DEMO, VOCAB
 from worker.core.grammar_spec import MOST_CHARACTERS
 from worker.sampling.grammars import GrammarCompiler, GrammarConstraint, Grammars
@@ -30,6 +32,21 @@ PLAIN = '{"type":"object"}'
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
     return GrammarCompiler(TextCodec.load(DEMO), VOCAB, {EOS})
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a helper process gets its second of processor time late, and the client is told to try again.
+    Here the limit of processor time is tested."""
+    monkeypatch.setattr("worker.sampling.grammars._BUSY_S", 60.0)
+
+
+@contextlib.contextmanager
+def within_seconds() -> Iterator[None]:
+    """The block takes less than 5 s, beside those in which somebody had no core."""
+    began, crowded = time.monotonic(), crowded_s()
+    yield
+    assert time.monotonic() - began < 5 + crowded_s() - crowded
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +81,8 @@ def tool(name: str, parameters: Any) -> dict[str, Any]:
 async def test_a_schema_that_takes_too_long_is_refused_within_seconds_and_again_at_once(
     grammars: Grammars, count: int
 ) -> None:
-    began = time.monotonic()
-    with pytest.raises(InvalidRequest) as caught:
+    with within_seconds(), pytest.raises(InvalidRequest) as caught:
         await grammars.guide(request(patterns(count)))
-    assert time.monotonic() - began < 5
     assert caught.value.param == "response_format" and caught.value.code == "unsupported_schema"
     began = time.process_time()
     with pytest.raises(InvalidRequest) as again:
@@ -133,13 +148,12 @@ async def test_others_are_served_at_their_pace_meanwhile(grammars: Grammars) -> 
     ],
 )
 async def test_other_monsters_are_used_or_refused_within_seconds(grammars: Grammars, schema: Any) -> None:
-    began = time.monotonic()
-    [end] = await asyncio.gather(grammars.guide(request(schema)), return_exceptions=True)
+    with within_seconds():
+        [end] = await asyncio.gather(grammars.guide(request(schema)), return_exceptions=True)
     if isinstance(end, Guide):
         steps(end, 20)
     else:
         assert isinstance(end, InvalidRequest) and end.param == "response_format" and end.code == "unsupported_schema"
-    assert time.monotonic() - began < 5
 
 
 def steps(guide: Guide, count: int) -> float:
