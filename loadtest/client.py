@@ -56,8 +56,8 @@ class Hint:
 class Outcome:
     """One request, measured at the client. Times in seconds on the load's clock.
 
-    first_s: arrival of the first text. end_s: end of the stream. cached_tokens, finish_reason: as the server reports
-    them, None if it does not. error: None if the request succeeded.
+    first_s: arrival of the first text. gaps_s: from each text to the next. end_s: end of the stream. cached_tokens,
+    finish_reason: as the server reports them, None if it does not. error: None if the request succeeded.
     """
 
     session_id: str
@@ -65,6 +65,7 @@ class Outcome:
     planned_s: float
     sent_s: float = 0.0
     first_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
     end_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -186,7 +187,7 @@ def wrong_length(outcome: Outcome, planned_tokens: int, *, fixed: bool) -> str |
 
 async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome, now: Callable[[], float]) -> None:
     texts: list[str] = []
-    finished = False
+    finished, last_s = False, 0.0
     async for raw in response.content:
         line = raw.strip()
         if not line.startswith(b"data:"):
@@ -203,7 +204,10 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome, now: 
             outcome.finish_reason = choice.get("finish_reason") or outcome.finish_reason
             delta = choice.get("delta", {})
             if delta.get("content") or delta.get("reasoning_content"):
-                outcome.first_s = outcome.first_s or now()
+                came_s = now()
+                if last_s:
+                    outcome.gaps_s.append(came_s - last_s)
+                outcome.first_s, last_s = outcome.first_s or came_s, came_s
             if text := delta.get("content"):
                 texts.append(text)
         if chunk.get("usage"):

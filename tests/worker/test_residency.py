@@ -294,7 +294,7 @@ def test_the_speed_of_copies_is_learned_from_models_that_come_alone() -> None:
 def anything(seed: int, requests: int, sharing: str = "") -> VirtualDevice:
     """As `test_balloon.anything`, with weights. sharing: empty: any with which weights come and go."""
     dice = random.Random(seed)
-    models, weights = dice.choice([2, 3, 4]), dice.choice([4, 8])
+    models, weights = dice.choice([1, 2, 3, 4]), dice.choice([4, 8])
     device = VirtualDevice(
         models,
         weights + dice.choice([16, 20, 30]),
@@ -305,6 +305,7 @@ def anything(seed: int, requests: int, sharing: str = "") -> VirtualDevice:
         step_tokens=dice.choice([16, 40, 1024]),
         max_batch=dice.choice([1, 2, 5, 64]),
         targets=tuple(dice.choice([0.0, 0.0, 0.05, 1.0]) for _ in range(models)),
+        copy_s=dice.choice([None, 1e-5, 1e-4, 1e-3]),
     )
     assert device.placing is not None
     device.placing.layer_s, device.placing.dice = dice.choice([0.001, 0.05, 0.3]), dice

@@ -15,6 +15,8 @@ from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import LAYERS, Granules, World
 from worker.core.arbitration import Arbitration
 from worker.core.balloon import Balloon
+from worker.core.lending import Lending
+from worker.core.remap import Circulate
 from worker.core.residency import Load, Residency
 from worker.core.resident import Resident
 from worker.core.turns import turns_of
@@ -31,6 +33,8 @@ class VirtualPlacing:
         self.layer_s, self.fails, self.dice = 0.01, 0.0, random.Random(1)
         self.woken: Callable[[], object] = lambda: None
         self.clock = world
+        #: Layers whose memory each model has lent; layers' granules.
+        self.lent: dict[str, int] = {}
         #: Layers that are here, of each model on the device; and the number of the load that brings them.
         self.here: dict[str, int] = {}
         self._load = 0
@@ -61,9 +65,15 @@ class VirtualPlacing:
                 self._load += 1
                 self._loads[name] = self._load
                 self.world.at(self.layer_s, functools.partial(self._landed, name, self._load))
+            elif isinstance(instruction, Circulate):
+                make_way()
+                assert self.here[name] == LAYERS, "layers of a model that is not here"
+                self.memory.mapped -= instruction.lent - self.lent.get(name, 0)
+                assert self.memory.mapped <= self.memory.total, "layers are mapped where there is no memory"
+                self.lent[name] = instruction.lent
             else:
                 del self.here[name]
-                self.memory.mapped -= self.granules
+                self.memory.mapped -= self.granules - self.lent.pop(name, 0)
 
     def _landed(self, name: str, load: int) -> None:
         if self._loads[name] != load or name not in self.here:
@@ -85,7 +95,7 @@ class VirtualDevice:
     """Models on `slabs` slabs of memory: each may use all of it. Every invariant is checked after every turn.
 
     weights: slabs of each model's weights, which come when they are needed, by `sharing`; 0: none. targets:
-    seconds to each model's first token; 0: none.
+    seconds to each model's first token; 0: none. copy_s: of a layer, of one slab, that a model lends; None: none does.
     """
 
     def __init__(
@@ -97,6 +107,7 @@ class VirtualDevice:
         weights: int = 0,
         sharing: str = "prism",
         targets: tuple[float, ...] = (),
+        copy_s: float | None = None,
         **engine: Any,
     ) -> None:
         self.world, self.granules = World(), Granules(slabs)
@@ -112,9 +123,11 @@ class VirtualDevice:
             share = self.balloon.join(f"m{number}", model.cache, 1, priority=priority)
             share.yields = yielding = Yielding(model.engine.core)
             if self.placing is not None:
-                self.residency.join(
-                    Resident(share, model.engine.core, yielding, weights, int(weights * 2e7)), ModelState.COLD
-                )
+                core = model.engine.core
+                resident = Resident(share, core, yielding, weights, int(weights * 2e7))
+                if copy_s is not None and weights > 1:
+                    resident.lending = Lending(weights, 1, copy_s, 4 * copy_s, weights - 1, core.pace)
+                self.residency.join(resident, ModelState.COLD)
                 model.runner.step = functools.partial(self._step, share.name, model.runner.step)  # type: ignore[method-assign]
         self._engines = [model.engine for model in self.models]
         if any(targets):

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from contracts.memory.victim_order import Standing
 from worker.core.hbm import HbmCache
+from worker.core.supply import Lent
 from worker.core.victims import KEPT_S
 
 #: With more than 1 / this of the device unused, a pool grows by a slab more for each band, so that bands do not mix.
@@ -59,8 +60,8 @@ class Balloon:
         #: Granules of idle models' weights that KV of this share may have; and unloads them until `spare` is so many.
         self.idle_weights: Callable[[Share], int] = lambda share: 0
         self.unload_idle: Callable[[Share, int], object] = lambda share, granules: None
-        #: Lends memory of a layer to this share, which lacks it until so many granules are spare; whether it did.
-        self.lend: Callable[[Share, int, float], bool] = lambda share, granules, now: False
+        #: Lends memory of a layer to this share, which lacks it until so many granules are spare.
+        self.lend: Callable[[Share, int, float], Lent] = lambda share, granules, now: Lent.NEVER
 
     def join(self, name: str, cache: HbmCache, slab_granules: int, priority: int = 0) -> Share:
         """A model's share, with a limit of 0, made its cache's supply. priority: the model with the greatest number
@@ -198,13 +199,14 @@ class Share:
             self._balloon.unload_idle(self, wanted)
         self._raise(wanted)
 
-    def lend(self, pages: int, now: float) -> bool:
+    def lend(self, pages: int, now: float) -> Lent:
         """See `Supply.lend`."""
         wanted = self._granules(pages)
-        if pages <= 0 or self._room < wanted or not self._balloon.lend(self, wanted, now):
-            return False
-        self._raise(wanted)
-        return True
+        if pages <= 0 or self._room < wanted:
+            return Lent.NEVER
+        if (lent := self._balloon.lend(self, wanted, now)) is Lent.NOW:
+            self._raise(wanted)
+        return lent
 
     def waits(self, rank: tuple[float, ...] | None) -> None:
         """See `Supply.waits`."""

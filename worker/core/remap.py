@@ -19,6 +19,7 @@ from contracts.models import ModelState
 from worker.core.balloon import Balloon, Share
 from worker.core.lending import Lending
 from worker.core.resident import Resident
+from worker.core.supply import Lent
 
 #: Memory is taken back when nobody has lacked any for this long, in seconds.
 CALM_S = 1.0
@@ -49,18 +50,19 @@ class Remap:
     _moved: bool = False
 
     # ---- more --------------------------------------------------------------------------------------------------
-    def lend(self, asker: Share, granules: int, now: float) -> bool:
-        """A request of `asker` lacks memory until `granules` are spare. Whether a layer was lent for it."""
+    def lend(self, asker: Share, granules: int, now: float) -> Lent:
+        """A request of `asker` lacks memory until `granules` are spare: lend it that of a layer, if all that could be
+        lent suffices."""
         self.lacked_s = now
-        if self._moved:
-            return False
         able = self._able(asker, now)
         if not able or sum(count * each.granules for _, each, count in able) + self.balloon.spare < granules:
-            return False
+            return Lent.NEVER
+        if self._moved:
+            return Lent.NEXT
         resident, lending, _ = able[0]
         slots = 1 if resident.core.quiet else lending.slots_for(lending.lent + 1, _decodes(resident)) or 1
         self._change(resident, lending.lent + 1, slots, now)
-        return True
+        return Lent.NOW
 
     def _able(self, asker: Share, now: float) -> list[tuple[Resident, Lending, int]]:
         """Models that may lend, in the order in which they do, and how many layers more."""

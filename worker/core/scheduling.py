@@ -23,6 +23,7 @@ from worker.core.saving import Saving
 from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
 from worker.core.shared_step import Room, room_of, share
+from worker.core.supply import Lent
 from worker.core.trials import Trials
 
 #: Bound once: every turn asks for the states of all sequences.
@@ -229,14 +230,17 @@ class Scheduling:
         spare = spare_pages(
             sum(other.request.priority <= priority for other in here), d.shape.layers, d.cache.pool.total
         )
+        lends = True
         while True:
             lacking = 0
             if len(here) < self.state.policy.max_batch and not (lacking := self.admission.admit(s, spare)):
                 d.token_rate.add(0 if s.reached else len(s.tokens), d.now)
                 return True
-            if lacking and d.cache.supply.lend(lacking, d.now):
-                self._lent = True
+            lent = d.cache.supply.lend(lacking, d.now) if lends and lacking else Lent.NEVER
+            self._lent |= lent is not Lent.NEVER
+            if lent is Lent.NOW:
                 continue
+            lends = False  # whoever was preempted would take his place back before it
             giving = [other for other in here if other.request.priority > priority]
             if len(self._groups) > 1:
                 share, pages = self._current_shares(here), (len(s.tokens) // d.shape.chunk_tokens + 1) * d.shape.layers
@@ -249,7 +253,7 @@ class Scheduling:
                         and other in share.beyond
                         and self.service.of(group_of(other)) >= served
                     ]
-            if not self.preempts or not (
+            if lent is Lent.NEXT or not self.preempts or not (
                 self._preempt(giving, here, lacking) or self._displace(s, math.inf, lacking, giving)
             ):
                 s.times.enter(Phase.MEMORY if lacking else Phase.QUEUE, d.now)
@@ -315,10 +319,15 @@ class Scheduling:
 
     def _extend(self, s: Sequence, upto_tokens: int, here: list[Sequence]) -> bool:
         """False if there is no room now. Sequences preempted meanwhile need no pages."""
+        lends = True
         while s.state is _RUNNING and (lacking := self.admission.extend(s, upto_tokens)):
             rank = self._rank(s, here)
-            if self.state.cache.supply.lend(lacking, self.state.now):
+            lent = self.state.cache.supply.lend(lacking, self.state.now) if lends else Lent.NEVER
+            if lent is Lent.NOW:
                 continue
+            if lent is Lent.NEXT:
+                return False
+            lends = False
             giving = [other for other in here if self._rank(other, here) > rank]
             if not self._preempt(giving, here, lacking) and not self._displace(s, s.arrival_s, lacking, giving):
                 return False

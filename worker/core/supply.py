@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol
 
 from contracts.memory.victim_order import Standing
+
+
+class Lent(Enum):
+    """Whether layers have lent memory to a request: now, or not before the next round."""
+
+    NOW = "now"
+    NEXT = "next"
+    NEVER = "never"
 
 
 class Supply(Protocol):
@@ -26,9 +35,8 @@ class Supply(Protocol):
         """Obtain up to so many pages by purging other models' caches. under: only what ranks under it."""
         ...
 
-    def lend(self, pages: int, now: float) -> bool:
-        """A request lacks so many pages: obtain some from layers of weights (MIRAGE). False: none come in this
-        round."""
+    def lend(self, pages: int, now: float) -> Lent:
+        """A request lacks so many pages: obtain some from layers of weights (MIRAGE)."""
         ...
 
     def waits(self, rank: tuple[float, ...] | None) -> None:
@@ -62,9 +70,9 @@ class _Fixed:
     def purge(self, pages: int, now: float, under: Standing | None = None) -> None:
         """See `Supply.purge`."""
 
-    def lend(self, pages: int, now: float) -> bool:
+    def lend(self, pages: int, now: float) -> Lent:
         """See `Supply.lend`."""
-        return False
+        return Lent.NEVER
 
     def waits(self, rank: tuple[float, ...] | None) -> None:
         """See `Supply.waits`."""

@@ -1,0 +1,139 @@
+"""The requests, and the arms on real stacks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.client import Endpoint, Outcome
+from loadtest.plans import PlannedSession, PlannedTurn
+from loadtest.policies import fixed_answers
+from loadtest.prompts import block_words
+from loadtest.random_model import SHAPES, weight_bytes
+from loadtest.sessions import find_sessions
+from loadtest.stack import Stack, StackError
+from loadtest.traces import TraceRequest, read_trace
+from loadtest.users import Loop, run_load
+from loadtest.workload import plan, salted
+from runtime.clock import RealClock
+
+#: 24 layers: with few layers none can be lent (docs/design/0037).
+SHAPE = "200m"
+_GIB = float(1 << 30)
+#: Settings of the arms, beside those of all.
+ARMS: dict[str, dict[str, Any]] = {
+    "recompute": {"kv": {"cache": False}},
+    "preempt": {},
+    "remap": {"worker": {"remap": "auto"}},
+}
+#: Mean tokens of prompts and answers, and the standard deviation of their logarithms.
+MIXES = {
+    "chat": ((220, 0.9), (180, 0.7)),
+    "instruct": ((40, 0.6), (120, 0.7)),
+    "long": ((700, 0.3), (150, 0.4)),
+    "short": ((120, 0.3), (60, 0.4)),
+}
+#: Tokens of a request at most.
+LONGEST = 1400
+
+
+def token_bytes() -> int:
+    """KV of a token."""
+    config, _ = SHAPES[SHAPE]
+    return 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+
+
+def weights() -> int:
+    """Bytes of a model's weights."""
+    return weight_bytes(SHAPES[SHAPE][0], 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """per_s: requests a second of all models. turns_s: models get requests in turn, for so long each; 0: all at once.
+    trace: whose arrivals are kept, scaled; None: Poisson arrivals."""
+
+    mix: str
+    models: tuple[str, ...]
+    per_s: float
+    seconds: float
+    turns_s: float = 0.0
+    trace: Path | None = None
+
+    def requests(self, seed: int) -> list[TraceRequest]:
+        """Those of a seed."""
+        rng = random.Random(f"{seed} {self.mix}")
+        found = []
+        for number, at_s in enumerate(self._arrivals(rng)):
+            turn = int(at_s / self.turns_s) if self.turns_s else rng.randrange(len(self.models))
+            prompt, answer = (_drawn(rng, *of) for of in MIXES[self.mix])
+            prompt = min(max(prompt, 8), LONGEST - 400)
+            answer = min(max(answer, 4), 400)
+            model = self.models[turn % len(self.models)]
+            found.append(TraceRequest(at_s, prompt, answer, (number,), LONGEST, model=model))
+        return found
+
+    def _arrivals(self, rng: random.Random) -> list[float]:
+        count = round(self.per_s * self.seconds)
+        if self.trace is None:
+            return sorted(rng.random() * self.seconds for _ in range(count))
+        read = [r.arrival_s for r in read_trace(self.trace)]
+        first = rng.randrange(max(len(read) - count, 1))
+        part = read[first : first + count]
+        span_s = max(part[-1] - part[0], 1e-9)
+        return [(at_s - part[0]) / span_s * self.seconds for at_s in part]
+
+
+def _drawn(rng: random.Random, mean: float, sigma: float) -> int:
+    return round(rng.lognormvariate(0.0, sigma) * mean / 2.718281828 ** (sigma**2 / 2))
+
+
+class Arm:
+    """A stack; within `with`. kv_mib: of the device's memory beside the weights."""
+
+    def __init__(self, name: str, models: dict[str, Path], kv_mib: int, threads: int) -> None:
+        self.name, self._models = name, models
+        settings = {part: dict(of) for part, of in ARMS[name].items()}
+        settings["worker"] = {"threads": threads} | settings.get("worker", {})
+        settings["kv"] = {"dram_gib": 2.0} | settings.get("kv", {})
+        self._stack = Stack(
+            models=models, nodes=1, hbm_gib=(len(models) * weights() + kv_mib * 2**20) / _GIB, settings=settings
+        )
+
+    def __enter__(self) -> Arm:
+        self._stack.__enter__()
+        turn = PlannedTurn(" ".join(block_words(-1, 200)), 8, 0.0, 0.0)
+        for name in self._models:
+            self._sent([PlannedSession(f"warm-up-{name}", (turn,), model=name)], Loop())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        """Of its gateway."""
+        return self._stack.url
+
+    def send(self, requests: list[TraceRequest], salt: int, loop: Loop | None = None) -> list[Outcome]:
+        """The outcomes. salt: another one for each load, so that nothing is cached. Raises StackError if one failed."""
+        sessions = salted(find_sessions(requests), salt)
+        return self._sent(plan(sessions, length_scale=1.0, time_scale=1.0, seed=1), loop or Loop())
+
+    def _sent(self, sessions: list[PlannedSession], loop: Loop) -> list[Outcome]:
+        names = list(self._models)
+        endpoint = Endpoint(
+            self._stack.url,
+            names[0],
+            body=fixed_answers(self._models[names[0]]),
+            timeout_s=120.0,
+            models={name: name for name in names},
+        )
+        outcomes = asyncio.run(run_load(endpoint, sessions, RealClock(), loop=loop))
+        failed = [o.error for o in outcomes if o.error is not None]
+        if failed or not outcomes:
+            raise StackError(f"{self.name}: {len(failed)} of {len(outcomes)} requests failed: {failed[:1]}")
+        return outcomes
