@@ -1,4 +1,5 @@
-"""Images of weights in `shm_dir`, from which models that share a device are activated: the memory that they take."""
+"""Images of weights in `shm_dir`, from which models that share a device are activated, and layers that lend memory are
+copied: the memory that they take."""
 
 from __future__ import annotations
 
@@ -8,15 +9,19 @@ from runtime import weight_images
 from runtime.config import Config
 from runtime.registry import models_of, registered, weights_stay
 from runtime.sections import GIB
+from runtime.vllm_checks import vllm_models
 
 
 def images_bytes(config: Config) -> int:
-    """Most bytes that images take on this machine, 0 where no weights come and go. Weights that are not on this machine
-    yet count nothing. Raises ConfigError when `shm_dir` does not exist."""
+    """Most bytes that images take on this machine, 0 where no weights come and go and no layers are lent. Weights that
+    are not on this machine yet count nothing. Raises ConfigError when `shm_dir` does not exist."""
     if weights_stay(config):
         return 0
     shared = {tuple(models_of(config, n)) for n in range(config.nodes.count)}
-    shared = {names for names in shared if len(names) > 1}
+    if config.worker.remap == "off":
+        shared = {names for names in shared if len(names) > 1}
+    theirs = set(vllm_models(config))
+    shared = {names for names in shared if not theirs & set(names)}
     paths = {name: registered(config)[name].path for names in shared for name in names}
     weights = sum(weights_gib(config, name, path) for name, path in paths.items() if path.is_dir())
     return int(min(weights * GIB, _limit_bytes(config, len(shared))))

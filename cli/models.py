@@ -69,7 +69,8 @@ def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
         rows.add_row(
             str(model.get("id", "?")),
             str(model.get("state") or "?"),
-            ", ".join(f"{node.get('node', '?')} ({node.get('state', '?')})" for node in nodes) or "-",
+            ", ".join(f"{node.get('node', '?')} ({node.get('state', '?')}{_lent(node, model)})" for node in nodes)
+            or "-",
             size(int(model["weight_bytes"])) if model.get("weight_bytes") else "-",
             f"{size(used)} of {size(limit)}" if limit else "-",
             size(cached) if limit else "-",
@@ -81,20 +82,22 @@ def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
 
 
 def shared_devices(devices: Sequence[Mapping[str, Any]]) -> Table | None:
-    """A row for each model of devices that several models share; None: there are no such devices. devices: `nodes` of
-    `GET /v1/fleet`."""
+    """A row for each model of devices that several models share, or whose model lends layers; None: there are no such
+    devices. devices: `nodes` of `GET /v1/fleet`."""
     rows = table("device", "model", "state", "run, wait", "weights", "KV", "idle")
     for device in devices:
         held = {(share.get("use"), share.get("name")): int(share.get("bytes") or 0) for share in _memory(device)}
         models = device.get("models") or []
-        for number, model in enumerate(models if len(models) > 1 else ()):
+        shown = len(models) > 1 or any(model.get("layers_lent") for model in models)
+        for number, model in enumerate(models if shown else ()):
             name = str(model.get("name", "?"))
             rows.add_row(
                 "" if number else str(device.get("node", "?")),
                 name,
                 _state(model),
                 f"{model.get('running') or 0}, {model.get('waiting') or 0}",
-                *(size(held[use, name]) if (use, name) in held else "-" for use in ("weights", "kv")),
+                (size(held["weights", name]) if ("weights", name) in held else "-") + _lent(model, model),
+                size(held["kv", name]) if ("kv", name) in held else "-",
                 idle(float(model.get("idle_s") or 0)),
             )
     return rows if rows.row_count else None
@@ -112,6 +115,12 @@ def memory_of(device: Mapping[str, Any], *uses: str) -> str:
 
 def _memory(device: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return device.get("memory") or []
+
+
+def _lent(there: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """How many of its layers a model lends there; empty: none."""
+    lent = int(there.get("layers_lent") or 0)
+    return f", {lent} of {model.get('layers') or '?'} lent" if lent else ""
 
 
 def _state(model: Mapping[str, Any]) -> str:

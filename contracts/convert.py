@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contracts.advisory import Advisory
 from contracts.ids import SessionKey
 from contracts.kv import DTYPE_BYTES, MAX_NOTE_BYTES, KvShape, Manifest, check_shape
-from contracts.residency import WeightsMove
+from contracts.residency import MayLend, WeightsMove
 from contracts.v1 import common_pb2 as pb
 from contracts.v1 import scheduler_pb2
 
@@ -107,4 +107,18 @@ def move_to_wire(model: str, move: WeightsMove, now: float) -> scheduler_pb2.Wei
         why=move.why,
         other=move.other,
         seconds=move.seconds,
+        layers_lent=move.layers_lent,
+    )
+
+
+def may_lend_to_wire(may: MayLend | None) -> scheduler_pb2.MayLend | None:
+    """What a model may lend, if it may lend at all."""
+    if may is None:
+        return None
+    return scheduler_pb2.MayLend(
+        idle=may.idle,
+        computing=may.computing,
+        transfer_s=may.transfer_s,
+        layer_s=may.layer_s,
+        never=may.never.value if may.never is not None else "",
     )

@@ -1,4 +1,5 @@
-"""Who holds a device's memory, and why models' weights came and went: workers tell it users. It decides nothing."""
+"""Who holds a device's memory, why models' weights came and went, and what they lend to KV: workers tell it users. It
+decides nothing."""
 
 from __future__ import annotations
 
@@ -47,16 +48,52 @@ class Why(str, Enum):
     UNUSED = "unused"
     #: LOADING to COLD: its weights could not be read or placed.
     FAILED = "failed"
+    #: The state stays. KV of `other` got a layer's memory; or a layer got it back, as nobody had lacked memory for a
+    #: while, or as steps were too slow.
+    LENT = "lent"
+    CALM = "calm"
+    SLOW = "slow"
+
+
+#: Layers were lent or taken back.
+OF_LAYERS = frozenset({Why.LENT, Why.CALM, Why.SLOW})
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsMove:
     """A model entered `state` at `at_s`. other: the model that asked for the memory or the turn. seconds: of LOADED,
     how long it took; of weights that left for `other` or unused, the time since their last request, 0 if there had been
-    none."""
+    none; of layers, the time since the first of them. layers_lent: from then on."""
 
     at_s: float
     state: ModelState
     why: Why
     other: str = ""
     seconds: float = 0.0
+    layers_lent: int = 0
+
+
+class Never(str, Enum):
+    """Why a model lends no layers."""
+
+    #: `worker.remap` is off.
+    OFF = "off"
+    #: Host memory has no image of its weights.
+    NO_IMAGE = "no_image"
+    #: Its layers differ in size.
+    SIZES = "sizes"
+    #: `worker.remap_cap` is less than one of its layers, or it has only one.
+    CAP = "cap"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class MayLend:
+    """What a model may lend now. idle, computing: layers at most in that state. transfer_s: of a copy of a layer.
+    layer_s: of computing one. never: why it lends none, whatever these are."""
+
+    idle: int = 0
+    computing: int = 0
+    transfer_s: float = 0.0
+    layer_s: float = 0.0
+    never: Never | None = None

@@ -124,6 +124,7 @@ class Fleet:
                     m.tpot_slo_s,
                     m.engine,
                     wire_of(m.wire),
+                    m.shape.layers,
                 )
         self.wires = registry.wires(self.registered, self.models)
         self.relays = ModelWire.HTTP in self.wires.values()
@@ -317,14 +318,14 @@ def _there(m: Any, loads: Iterable[Any]) -> ModelThere:
     load = next((load for load in loads if load.model == m.name), None)
     if load is None:
         return ModelThere(m.name, state_of(m.state))
-    same = ("kv_bytes_used", "kv_bytes_cached", "kv_bytes_limit", "idle_s", "activation_s")
+    same = ("kv_bytes_used", "kv_bytes_cached", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s")
     return ModelThere(
         m.name, state_of(load.state), load.running, load.waiting, **{name: getattr(load, name) for name in same}
     )
 
 
 def _now(there: ModelThere) -> dict[str, Any]:
-    same = ("running", "waiting", "kv_bytes_used", "kv_bytes_cached", "idle_s", "activation_s")
+    same = ("running", "waiting", "kv_bytes_used", "kv_bytes_cached", "layers_lent", "idle_s", "activation_s")
     return {"state": there.state.word} | {name: getattr(there, name) for name in same}
 
 

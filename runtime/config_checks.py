@@ -34,6 +34,7 @@ def check(config: Config) -> None:
         )
     _check_schedulers(config)
     _check_models(config)
+    _check_remap(config)
     ports = [("gateway.port", config.gateway.port)]
     if not config.scheduler.addresses:
         first = config.scheduler.port
@@ -140,6 +141,26 @@ def _check_those_that_stay(config: Config) -> None:
                 f"models.{stays[0]}.pinned: with sharing: {config.sharing} the other models of node {number} would "
                 "never run; remove it, or set sharing: prism"
             )
+
+
+def _check_remap(config: Config) -> None:
+    if config.worker.remap == "off":
+        return
+    if config.sharing != "prism":
+        raise ConfigError(
+            f"worker.remap = {config.worker.remap!r}: with sharing: {config.sharing} weights lend no memory; set "
+            "worker.remap: off, or sharing: prism"
+        )
+    if all(model.engine == "vllm" for model in registered(config).values()):
+        raise ConfigError(
+            f"worker.remap = {config.worker.remap!r}: every model's engine is vllm, which keeps its weights; set "
+            "worker.remap: off"
+        )
+    if config.worker.images_gib == 0:
+        raise ConfigError(
+            f"worker.remap = {config.worker.remap!r} with worker.images_gib = 0: layers that lend their memory are "
+            "copied from images; raise that or leave it out, or set worker.remap: off"
+        )
 
 
 def _check_both_ways(config: Config) -> None:

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import grpc
 
 from contracts.context import ContextBound
-from contracts.convert import move_to_wire, shape_to_wire
+from contracts.convert import may_lend_to_wire, move_to_wire, shape_to_wire
 from contracts.counts import Counts
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire
-from contracts.residency import MemoryShare, WeightsMove
+from contracts.residency import MayLend, MemoryShare, WeightsMove
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
@@ -63,12 +63,15 @@ class ReportedEngine(Protocol):
 @dataclass(frozen=True, slots=True)
 class PlacedWeights:
     """Whether a model's weights are on the device. activation_s: expected time until they are. idle_s: since its last
-    request. moves: when they came and went, by `RealClock`; empty: they stay."""
+    request. moves: when they came and went, by `RealClock`; empty: they stay. layers_lent: to KV; may_lend: None: none,
+    ever."""
 
     state: ModelState = ModelState.ACTIVE
     activation_s: float = 0.0
     idle_s: float = 0.0
     moves: tuple[WeightsMove, ...] = ()
+    layers_lent: int = 0
+    may_lend: MayLend | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,8 @@ class Reporter:
             kv_bytes_limit=counts.pages_total * page_bytes,
             idle_s=placed.idle_s,
             activation_s=placed.activation_s,
+            layers_lent=placed.layers_lent,
+            may_lend=may_lend_to_wire(placed.may_lend),
         )
 
     def load(self, number: int, link: Link) -> scheduler_pb2.WorkerLoad:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from contracts.convert import move_to_wire, session_from_wire, session_to_wire, shape_from_wire, shape_to_wire
+from contracts.convert import (
+    may_lend_to_wire,
+    move_to_wire,
+    session_from_wire,
+    session_to_wire,
+    shape_from_wire,
+    shape_to_wire,
+)
 from contracts.errors import InvalidRequest
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire, state_of
-from contracts.residency import MOST_MOVES, MOST_SHARES, MemoryShare, WeightsMove, Why
+from contracts.residency import MOST_MOVES, MOST_SHARES, MayLend, MemoryShare, Never, WeightsMove, Why
 from contracts.v1 import common_pb2, scheduler_pb2
 from contracts.workflow import Hop
 from scheduler.core.advisories import Hint
@@ -85,12 +92,25 @@ def moves_from_wire(sent: scheduler_pb2.WeightsMoves, now: float) -> dict[str, t
     found: dict[str, tuple[WeightsMove, ...]] = {}
     for m in sent.moves:
         if m.why in _WHY and math.isfinite(m.ago_s) and math.isfinite(m.seconds):
-            move = WeightsMove(now - max(m.ago_s, 0.0), state_of(m.state), Why(m.why), m.other, max(m.seconds, 0.0))
+            at_s, seconds = now - max(m.ago_s, 0.0), max(m.seconds, 0.0)
+            move = WeightsMove(at_s, state_of(m.state), Why(m.why), m.other, seconds, m.layers_lent)
             found[m.model] = (*found.get(m.model, ())[1 - MOST_MOVES :], move)
     return found
 
 
 _WHY = frozenset(Why)
+_NEVER = frozenset(Never)
+
+
+def _may_lend(m: scheduler_pb2.ModelLoad) -> MayLend | None:
+    """None: it does not say, or with a reason or times that are none."""
+    told = m.may_lend
+    if not m.HasField("may_lend") or (told.never and told.never not in _NEVER):
+        return None
+    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (told.transfer_s, told.layer_s)):
+        return None
+    never = Never(told.never) if told.never else None
+    return MayLend(told.idle, told.computing, told.transfer_s, told.layer_s, never)
 
 
 def memory_to_wire(device: Device) -> list[scheduler_pb2.MemoryShare]:
@@ -99,7 +119,7 @@ def memory_to_wire(device: Device) -> list[scheduler_pb2.MemoryShare]:
 
 
 def model_explanation(name: str, devices: Iterable[Device], now: float) -> scheduler_pb2.ModelExplanation:
-    """When a model's weights came to each of these devices that has it, and left it, and why."""
+    """When a model's weights came to each of these devices that has it, and left it, and why; and what it lends."""
     found = scheduler_pb2.ModelExplanation()
     for device in devices:
         if (load := device.loads.get(name)) is not None and device.worker_here:
@@ -107,6 +127,9 @@ def model_explanation(name: str, devices: Iterable[Device], now: float) -> sched
                 node=device.name,
                 state=load.state.value,
                 moves=[move_to_wire(name, move, now) for move in device.moves.get(name, ())],
+                layers=next(model.shape.layers for model in device.models if model.name == name),
+                layers_lent=load.layers_lent,
+                may_lend=may_lend_to_wire(load.may_lend),
             )
     return found
 
@@ -115,6 +138,7 @@ def _model_load(m: scheduler_pb2.ModelLoad) -> ModelLoad:
     return ModelLoad(
         state=state_of(m.state),
         by_priority=dict(m.outstanding_by_priority),
+        may_lend=_may_lend(m),
         **{name: getattr(m, name) for name in _SAME},
     )
 
@@ -133,6 +157,7 @@ def loads_to_wire(device: Device) -> list[scheduler_pb2.ModelLoad]:
             model=name,
             state=load.state.value,  # type: ignore[arg-type]
             outstanding_by_priority=load.by_priority,
+            may_lend=may_lend_to_wire(load.may_lend),
             **{field: getattr(load, field) for field in _SAME},
         )
         for name, load in device.loads.items()

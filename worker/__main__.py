@@ -15,6 +15,7 @@ from contracts.errors import ConfigError
 from contracts.kv import tenant_salt
 from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
+from runtime.clock import RealClock
 from runtime.collector import keep_what_is_here
 from runtime.config import Config
 from runtime.config_file import cluster_secret
@@ -152,7 +153,10 @@ class WorkerProcess:
             return PlacedWeights(idle_s=idle_s)
         residency = self.served.placing.residency
         resident = residency.models[model]
-        return PlacedWeights(resident.state, residency.activation_s(model), idle_s, resident.moves)
+        may_lend = resident.may_lend(serving.engine.counts.running, RealClock().now())
+        return PlacedWeights(
+            resident.state, residency.activation_s(model), idle_s, resident.moves, resident.layers_lent, may_lend
+        )
 
     def _weights_moved(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
@@ -178,6 +182,7 @@ class WorkerProcess:
                 [serving.engine for serving in self.servings],
                 memory.usage,
                 placing.residency if placing is not None else None,
+                placing.circulations if placing is not None else {},
             )
         )
         host = self.own.worker_listen.rpartition(":")[0]

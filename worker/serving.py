@@ -17,6 +17,7 @@ from contracts.errors import ConfigError
 from contracts.kv import KvShape
 from contracts.latency_profile import Profile
 from contracts.models import ModelState
+from contracts.residency import Never
 from runtime import telemetry
 from runtime.clock import RealClock
 from runtime.config import Config
@@ -185,7 +186,7 @@ def _serve_in_turns(
     last ones, and pinned ones after all others, stay as far as they fit."""
     memory, config = device.memory, images[0].config
     servings, placed, packed = list[Serving](), dict[str, Placed](), list[HostImage]()
-    speeds, packing, lendings = list[float](), dict[str, float](), dict[str, Lending | None]()
+    speeds, packing, lendings = list[float](), dict[str, float](), dict[str, Lending | Never]()
     remove_unused(config.shm_dir)
     room = _image_bytes(config)
     for image, each in sorted(zip(images, ids, strict=True), key=lambda pair: pair[0].pinned):
@@ -225,8 +226,11 @@ def _serve_in_turns(
             sum(span.packed_bytes for span in model.spans),
             serving.image.pinned,
             packing.get(serving.image.name),
-            lendings[serving.image.name],
         )
+        if isinstance(lending := lendings[serving.image.name], Lending):
+            resident.lending = lending
+        else:
+            resident.never = lending
         if residency.turns.one_at_a_time and serving is not servings[-1]:
             model.unload()
         state = ModelState.ACTIVE if model.spans[0].loaded else ModelState.COLD
@@ -239,12 +243,18 @@ def _serve_in_turns(
     return Served(servings, placing, tuple(packed), device.others)
 
 
-def _lending(serving: Serving, placed: Placed, device: Device) -> Lending | None:
-    """What the model may lend; None: nothing, as it has no image, or layers of several sizes. It is loaded."""
+def _lending(serving: Serving, placed: Placed, device: Device) -> Lending | Never:
+    """What the model, which is loaded, may lend, or why it never does."""
     w, model = serving.image.config.worker, placed.model
     most = min(int(w.remap_cap * len(model.layers)), len(model.layers) - 1)
-    if w.remap == "off" or placed.image is None or most < 1 or not same_size(model):
-        return None
+    if w.remap == "off":
+        return Never.OFF
+    if placed.image is None:
+        return Never.NO_IMAGE
+    if not same_size(model):
+        return Never.SIZES
+    if most < 1:
+        return Never.CAP
     transfer_s, pace = time_of_copy(model, placed.image, device.copy), serving.engine.core.pace
     step_s = pace.decode_s(1)
     log.info("may lend", model=serving.image.name, copy_ms=transfer_s * 1e3, layer_ms=step_s / len(model.layers) * 1e3)

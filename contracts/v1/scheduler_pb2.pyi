@@ -217,7 +217,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[_common_pb2.KvShape, _Mapping]] = ..., max_tokens: _Optional[int] = ..., created_s: _Optional[int] = ..., longest_token_bytes: _Optional[int] = ..., message_token_bytes: _Optional[int] = ..., state: _Optional[_Union[ModelState, str]] = ..., weight_bytes: _Optional[int] = ..., ttft_slo_s: _Optional[float] = ..., tpot_slo_s: _Optional[float] = ..., engine: _Optional[str] = ..., wire: _Optional[_Union[ModelWire, str]] = ...) -> None: ...
 
 class ModelLoad(_message.Message):
-    __slots__ = ("model", "state", "running", "waiting", "outstanding_tokens", "outstanding_by_priority", "request_s", "prefill_token_s", "token_rate", "kv_bytes_used", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s", "kv_bytes_cached")
+    __slots__ = ("model", "state", "running", "waiting", "outstanding_tokens", "outstanding_by_priority", "request_s", "prefill_token_s", "token_rate", "kv_bytes_used", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s", "kv_bytes_cached", "may_lend")
     class OutstandingByPriorityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +240,7 @@ class ModelLoad(_message.Message):
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_S_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_CACHED_FIELD_NUMBER: _ClassVar[int]
+    MAY_LEND_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: ModelState
     running: int
@@ -255,7 +256,22 @@ class ModelLoad(_message.Message):
     idle_s: float
     activation_s: float
     kv_bytes_cached: int
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., token_rate: _Optional[float] = ..., kv_bytes_used: _Optional[int] = ..., kv_bytes_limit: _Optional[int] = ..., layers_lent: _Optional[int] = ..., idle_s: _Optional[float] = ..., activation_s: _Optional[float] = ..., kv_bytes_cached: _Optional[int] = ...) -> None: ...
+    may_lend: MayLend
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., token_rate: _Optional[float] = ..., kv_bytes_used: _Optional[int] = ..., kv_bytes_limit: _Optional[int] = ..., layers_lent: _Optional[int] = ..., idle_s: _Optional[float] = ..., activation_s: _Optional[float] = ..., kv_bytes_cached: _Optional[int] = ..., may_lend: _Optional[_Union[MayLend, _Mapping]] = ...) -> None: ...
+
+class MayLend(_message.Message):
+    __slots__ = ("idle", "computing", "transfer_s", "layer_s", "never")
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    LAYER_S_FIELD_NUMBER: _ClassVar[int]
+    NEVER_FIELD_NUMBER: _ClassVar[int]
+    idle: int
+    computing: int
+    transfer_s: float
+    layer_s: float
+    never: str
+    def __init__(self, idle: _Optional[int] = ..., computing: _Optional[int] = ..., transfer_s: _Optional[float] = ..., layer_s: _Optional[float] = ..., never: _Optional[str] = ...) -> None: ...
 
 class MetricsRequest(_message.Message):
     __slots__ = ()
@@ -306,20 +322,22 @@ class WeightsMoves(_message.Message):
     def __init__(self, moves: _Optional[_Iterable[_Union[WeightsMove, _Mapping]]] = ...) -> None: ...
 
 class WeightsMove(_message.Message):
-    __slots__ = ("model", "ago_s", "state", "why", "other", "seconds")
+    __slots__ = ("model", "ago_s", "state", "why", "other", "seconds", "layers_lent")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     AGO_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     OTHER_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_LENT_FIELD_NUMBER: _ClassVar[int]
     model: str
     ago_s: float
     state: ModelState
     why: str
     other: str
     seconds: float
-    def __init__(self, model: _Optional[str] = ..., ago_s: _Optional[float] = ..., state: _Optional[_Union[ModelState, str]] = ..., why: _Optional[str] = ..., other: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    layers_lent: int
+    def __init__(self, model: _Optional[str] = ..., ago_s: _Optional[float] = ..., state: _Optional[_Union[ModelState, str]] = ..., why: _Optional[str] = ..., other: _Optional[str] = ..., seconds: _Optional[float] = ..., layers_lent: _Optional[int] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s", "device_bytes", "device", "devices")
@@ -763,14 +781,20 @@ class ModelExplanation(_message.Message):
     def __init__(self, devices: _Optional[_Iterable[_Union[ModelOnDevice, _Mapping]]] = ...) -> None: ...
 
 class ModelOnDevice(_message.Message):
-    __slots__ = ("node", "state", "moves")
+    __slots__ = ("node", "state", "moves", "layers", "layers_lent", "may_lend")
     NODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_LENT_FIELD_NUMBER: _ClassVar[int]
+    MAY_LEND_FIELD_NUMBER: _ClassVar[int]
     node: str
     state: ModelState
     moves: _containers.RepeatedCompositeFieldContainer[WeightsMove]
-    def __init__(self, node: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., moves: _Optional[_Iterable[_Union[WeightsMove, _Mapping]]] = ...) -> None: ...
+    layers: int
+    layers_lent: int
+    may_lend: MayLend
+    def __init__(self, node: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., moves: _Optional[_Iterable[_Union[WeightsMove, _Mapping]]] = ..., layers: _Optional[int] = ..., layers_lent: _Optional[int] = ..., may_lend: _Optional[_Union[MayLend, _Mapping]] = ...) -> None: ...
 
 class TurnsTimedRequest(_message.Message):
     __slots__ = ("turns",)

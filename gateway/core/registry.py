@@ -51,7 +51,7 @@ def described(
     name: str, registered: Mapping[str, Registered], seen: Mapping[str, Model], fleet: FleetView | None
 ) -> dict[str, Any]:
     """One model, as `GET /v1/models` shows it. Sizes are in bytes (`weight_bytes`: on one node), times in seconds (0:
-    no objective). `max_model_len` and `created` are 0 until a node has had the model."""
+    no objective). `max_model_len`, `created` and `layers` are 0 until a node has had the model."""
     model, said = seen.get(name, Model(name)), registered.get(name)
     nodes = [(node, there) for node in (fleet.nodes if fleet else ()) for there in node.there if there.model == name]
     states = {there.state for node, there in nodes if node.serving}
@@ -64,6 +64,7 @@ def described(
         "state": next((state for state in _BEST if state in states), ModelState.COLD).word,
         "nodes": [_on(node, there) for node, there in nodes],
         "weight_bytes": model.weight_bytes,
+        "layers": model.layers,
         **{f"{target}_slo_s": most_s for target, most_s in targets(name, registered, seen).items()},
         "engine": said.engine if said is not None else model.engine,
         "priority": said.priority if said is not None else 0,
@@ -80,6 +81,7 @@ def _on(node: NodeView, there: ModelThere) -> dict[str, Any]:
         "kv_bytes_used": there.kv_bytes_used,
         "kv_bytes_cached": there.kv_bytes_cached,
         "kv_bytes_limit": there.kv_bytes_limit,
+        "layers_lent": there.layers_lent,
         "idle_s": there.idle_s,
         "activation_s": there.activation_s,
     }

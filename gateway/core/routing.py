@@ -20,7 +20,8 @@ from contracts.placement import LEAVES_CACHE_REQUESTS
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model as the fleet reports it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch.
-    wire: how requests reach it. weight_bytes: on one device. ttft_slo_s, tpot_slo_s: 0: no objective."""
+    wire: how requests reach it. weight_bytes: on one device, of `layers` layers. ttft_slo_s, tpot_slo_s: 0: no
+    objective."""
 
     name: str
     max_tokens: int = 0
@@ -30,6 +31,7 @@ class Model:
     tpot_slo_s: float = 0.0
     engine: str = ""
     wire: ModelWire = ModelWire.FRAMES
+    layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class ModelThere:
     #: Since its last request; and until its weights are there.
     idle_s: float = 0.0
     activation_s: float = 0.0
+    #: Layers whose memory KV has.
+    layers_lent: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,15 @@ const owners = (device) => [...new Set([...device.models.map((m) => m.name), ...
 
 const words = (share) => `${USES[share.use] ?? share.use} ${size(share.bytes)}`;
 
+/** How many of a model's layers lend their memory to KV; empty: none. */
+const lent = (model) => (model?.layers_lent ? `, ${model.layers_lent} of ${model.layers} layers lent` : "");
+
 /** What one model does and holds, in words. */
 export function said(model, memory) {
   const left = model.state === "loading" && model.activation_s > 0 ? `, ${model.activation_s.toFixed(1)} s left` : "";
   const work = model.running || model.waiting ? `, ${model.running} running, ${model.waiting} waiting` : "";
   const held = memory.filter((share) => share.name === model.name).map(words);
-  return `${STATES[model.state] ?? model.state}${left}${work}; ${held.join(", ") || "no memory"}`;
+  return `${STATES[model.state] ?? model.state}${left}${work}; ${held.join(", ") || "no memory"}${lent(model)}`;
 }
 
 function bar(device, names) {

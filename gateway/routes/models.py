@@ -38,7 +38,7 @@ def _shown(request: web.Request, name: str) -> web.Response:
 
 
 async def placement(request: web.Request) -> web.Response:
-    """When the model's weights came to each device and left it lately, latest first, and why."""
+    """When the model's weights came to each device and left it lately, latest first, and why; and what it lends."""
     name, fleet = request.match_info["model"], request.app[PARTS].fleet
     if fleet.knows_model(f"{name}/placement"):  # a model of that name
         caller_of(request)
@@ -58,7 +58,18 @@ def _on(device: Any) -> dict[str, Any]:
             "why": move.why,
             "other": move.other or None,
             "seconds": move.seconds,
+            "layers_lent": move.layers_lent,
         }
         for move in sorted(device.moves, key=lambda move: move.ago_s)
     ]
-    return {"node": device.node, "state": state_of(device.state).word, "moves": moves}
+    told, may = device.may_lend, ("idle", "computing", "transfer_s", "layer_s")
+    return {
+        "node": device.node,
+        "state": state_of(device.state).word,
+        "layers": device.layers,
+        "layers_lent": device.layers_lent,
+        "may_lend": {name: getattr(told, name) for name in may} | {"never": told.never or None}
+        if device.HasField("may_lend")
+        else None,
+        "moves": moves,
+    }

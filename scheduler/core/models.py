@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.models import ModelState
+from contracts.residency import MayLend
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -25,6 +26,7 @@ class ModelLoad:
     outstanding_tokens, by_priority, request_s, prefill_token_s: as in `device.LoadReport`. token_rate: admitted prompt
     tokens and decoded tokens a second. kv_bytes_used: neither free nor evictable. kv_bytes_cached: evictable. idle_s:
     time since its last request ended. activation_s: time to bring it onto the device, or what is left of that.
+    layers_lent: to KV; may_lend: for users, not for decisions; None: not said, or nothing is ever lent.
     """
 
     state: ModelState = ModelState.ACTIVE
@@ -41,6 +43,7 @@ class ModelLoad:
     layers_lent: int = 0
     idle_s: float = 0.0
     activation_s: float = 0.0
+    may_lend: MayLend | None = None
 
 
 class ModelView(NamedTuple):

@@ -360,7 +360,7 @@ keyed("the views are chosen with the keyboard, and the fleet is shown", async (t
   assert.equal(await page.isVisible("#view-chat"), true);
 });
 
-keyed("a device's memory is one bar by owner, and a model that wakes is seen", async (tab) => {
+keyed("a device's memory is one bar by owner, and a model that wakes and layers that are lent are seen", async (tab) => {
   const page = await tab.ready();
   await page.click("#tab-fleet");
   await page.waitForSelector("#devices:not([hidden]) .models li");
@@ -373,7 +373,7 @@ keyed("a device's memory is one bar by owner, and a model that wakes is seen", a
   const widths = await page.$$eval(".owners > i", (all) => all.map((part) => part.getBoundingClientRect().width));
   assert.ok(Math.abs(widths[0] / widths[1] - 5 / 3) < 0.1, `${widths}`);
   const shown = await page.$$eval(".models li", (items) => items.map((item) => item.textContent));
-  assert.deepEqual(shown, ["toy active, 2 running, 0 waiting; weights 5 MiB, KV 2 MiB", "asleep waking, 0.5 s left, 0 running, 1 waiting; weights 3 MiB"]);
+  assert.deepEqual(shown, ["toy active, 2 running, 0 waiting; weights 5 MiB, KV 2 MiB, 3 of 4 layers lent", "asleep waking, 0.5 s left, 0 running, 1 waiting; weights 3 MiB"]);
   assert.match(await page.getAttribute(".owners", "aria-label"), /^Memory of node-0: toy weights 5 MiB, .*free 9 MiB$/);
   assert.equal(await page.textContent("#devices > ul > li > span.quiet"), "warm 1 MiB, free 9 MiB");
 });

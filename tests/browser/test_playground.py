@@ -19,7 +19,7 @@ from gateway_fakes import MODEL, Stack, stack
 from contracts.v1 import scheduler_pb2 as pb
 
 KEY = "key-of-the-operator"
-#: Of node-0: a model that is here, and one that wakes.
+#: Of node-0: a model that is here and lends layers, and one that wakes.
 MEMORY = [
     pb.MemoryShare(use=use, name=name, bytes=mib << 20)
     for use, name, mib in (
@@ -27,7 +27,7 @@ MEMORY = [
     )
 ]  # fmt: skip
 LOADS = [
-    pb.ModelLoad(model=MODEL, state=pb.MODEL_STATE_ACTIVE, running=2),
+    pb.ModelLoad(model=MODEL, state=pb.MODEL_STATE_ACTIVE, running=2, layers_lent=3),
     pb.ModelLoad(model="asleep", state=pb.MODEL_STATE_LOADING, waiting=1, activation_s=0.5),
 ]
 
@@ -64,6 +64,7 @@ class Brought(dict[str, pb.SessionInfo]):
 async def keyed() -> AsyncIterator[dict[str, Any]]:
     async with stack(api_keys=[{"key": KEY}], asleep={"node-0": ["asleep"]}) as s:
         s.scheduler.residencies = Brought(s)
+        s.scheduler.model.shape.layers = 4
         s.scheduler.set_memory("node-0", MEMORY, LOADS)
         for worker in s.workers:
             worker.tokens_at_most = 5

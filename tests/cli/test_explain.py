@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from cli import settings as cli_settings
 from cli import waterfall
 from cli.explain import WIDTH, lines
-from cli.explain_model import _WHY
+from cli.explain_model import _NEVER, _OF_LAYERS, _WHY
 from cli.explain_model import lines as lines_of_model
-from contracts.residency import Why
+from contracts.residency import OF_LAYERS, Never, Why
 from contracts.turn_times import Phase, checked
 from scheduler.core.policies import POLICIES
 
@@ -148,8 +148,8 @@ def moved(**more: Any) -> dict[str, Any]:
     return {"ago_s": 3.0, "state": "cold", "why": "for_kv", "other": "big", "seconds": 0.0} | more
 
 
-def said_of_model(*moves: dict[str, Any]) -> str:
-    nodes = [{"node": "node-0", "state": "cold", "moves": list(moves)}]
+def said_of_model(*moves: dict[str, Any], **more: Any) -> str:
+    nodes = [{"node": "node-0", "state": "cold", "moves": list(moves)} | more]
     return " ".join("\n".join(lines_of_model({"id": "small", "nodes": nodes})).split())
 
 
@@ -170,10 +170,63 @@ def test_why_a_models_weights_moved_is_said_in_words(move: dict[str, Any], text:
     assert said_of_model(move).endswith(text)
 
 
+def may_lend(**more: Any) -> dict[str, Any]:
+    return {"idle": 0, "computing": 0, "transfer_s": 0.0051, "layer_s": 0.00032, "never": None} | more
+
+
+@pytest.mark.parametrize(
+    ("move", "text"),
+    [
+        (
+            moved(why="lent", layers_lent=5, seconds=0.8),
+            "lends 5 of 24 layers 3.0 s ago: big needed memory for KV; one after another in 800 ms",
+        ),
+        (
+            moved(why="lent", layers_lent=1, other="small"),
+            "lends 1 of 24 layers 3.0 s ago: it needed memory for KV itself",
+        ),
+        (
+            moved(why="calm", layers_lent=0, other=None),
+            "lends none of 24 layers 3.0 s ago: nobody had lacked memory for a while",
+        ),
+        (moved(why="slow", layers_lent=2, other=None), "lends 2 of 24 layers 3.0 s ago: its steps were too slow"),
+    ],
+)
+def test_why_layers_were_lent_and_taken_back_is_said_in_words(move: dict[str, Any], text: str) -> None:
+    assert said_of_model(move, layers=24).endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("may", "text"),
+    [
+        (
+            may_lend(idle=12, computing=3),
+            "may lend 12 of its 24 layers to KV while idle, 3 while it computes: copying a layer takes 5.1 ms, "
+            "computing one 0.32 ms",
+        ),
+        (
+            may_lend(),
+            "lends no layers to KV: copying a layer takes 5.1 ms, computing one 0.32 ms, so steps would wait for "
+            "copies",
+        ),
+        (
+            may_lend(never="no_image"),
+            "lends no layers to KV: there is no image of its weights in host memory (worker.images_gib)",
+        ),
+        (may_lend(never="of a later version"), "lends no layers to KV: of a later version"),
+    ],
+)
+def test_what_a_model_may_lend_and_why_no_more_is_said_in_words(may: dict[str, Any], text: str) -> None:
+    assert f" {text} cold 3.0 s ago" in said_of_model(moved(), layers=24, may_lend=may)
+    assert "lend" not in said_of_model(moved(), layers=24, may_lend=None)
+
+
 def test_every_reason_has_words_and_fits_80_columns() -> None:
-    assert set(_WHY) == set(Why)
+    assert set(_WHY) == set(Why) and set(_OF_LAYERS) == OF_LAYERS and set(_NEVER) == set(Never)
     name = "a-model-whose-name-is-long-" * 3
-    nodes = [{"node": "n", "state": "cold", "moves": [moved(why=why, other=name, seconds=99.0) for why in Why]}]
+    moves = [moved(why=why, other=name, seconds=99.0, layers_lent=99) for why in Why]
+    mays = [may_lend(idle=99, computing=99), *(may_lend(never=never.value) for never in Never)]
+    nodes = [{"node": "n", "state": "cold", "moves": moves, "layers": 99, "may_lend": may} for may in mays]
     assert all(len(line) <= WIDTH for line in lines_of_model({"id": name, "nodes": nodes}))
 
 

@@ -56,6 +56,18 @@ def test_a_model_alone_on_its_nodes_has_no_image(config: Any, tmp_path: Path) ->
     assert images_bytes(config(models=apart, nodes={"count": 2})) == 0
 
 
+def test_layers_that_lend_their_memory_need_an_image_also_of_a_model_alone(config: Any, tmp_path: Path) -> None:
+    remap, one = {"remap": "auto"}, {"small": {"path": str(tmp_path / "small")}}
+    alone = config(models=one, worker=remap)
+    assert images_bytes(alone) == WEIGHTS_BYTES and images_bytes(config(models=one)) == 0
+    apart = {name: {"path": str(tmp_path / name), "nodes": [n]} for n, name in enumerate(("small", "large"))}
+    assert images_bytes(config(models=apart, nodes={"count": 2}, worker=remap)) == 2 * WEIGHTS_BYTES
+    apart["large"]["engine"] = "vllm"
+    assert images_bytes(config(models=apart, nodes={"count": 2}, worker=remap)) == WEIGHTS_BYTES
+    (finding,) = doctor._memory(config(models=one, worker=remap | {"device": "cpu"}))
+    assert "images of weights" in finding.detail
+
+
 def test_no_more_than_the_workers_allow_themselves(config: Any) -> None:
     assert images_bytes(config(worker={"images_gib": 0.001})) == int(0.001 * GIB)
     assert images_bytes(config(worker={"images_gib": 0})) == 0

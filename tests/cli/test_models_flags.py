@@ -111,13 +111,15 @@ def test_the_table_has_a_line_a_model(capsys: pytest.CaptureFixture[str]) -> Non
             "kv_bytes_cached": 2 << 20,
             "kv_bytes_limit": 3 << 20,
             "idle_s": 7.2,
-        }
+        },
+        {"node": "node-1", "state": "active", "layers_lent": 12, "idle_s": 9.0},
     ]
     small = {
         "id": "small",
         "state": "active",
         "nodes": nodes,
         "weight_bytes": 5 << 20,
+        "layers": 24,
         "ttft_slo_s": 0.5,
         "tpot_slo_s": 0,
         "slo_turns": {"ttft": {"turns": 8, "attained": 7}, "tpot": {"turns": 0, "attained": 0}},
@@ -128,7 +130,8 @@ def test_the_table_has_a_line_a_model(capsys: pytest.CaptureFixture[str]) -> Non
     show_models(Console(width=200), json.loads(json.dumps([small, large])))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == "model state nodes weights KV in use KV cached idle priority TTFT, TPOT".split()
-    told = "small active node-0 (active) 5.0 MiB 1.0 MiB of 3.0 MiB 2.0 MiB 7 s 2, pinned 0.5 s (88 %), -"
+    there = "node-0 (active), node-1 (active, 12 of 24 lent)"
+    told = f"small active {there} 5.0 MiB 1.0 MiB of 3.0 MiB 2.0 MiB 7 s 2, pinned 0.5 s (88 %), -"
     assert lines[1].split() == told.split()
     assert lines[2].split() == "large cold - - - - - 0 -".split()
 
@@ -145,7 +148,7 @@ def test_models_that_share_a_device_have_a_line_each_with_what_they_hold(capsys:
         {"use": "free", "name": "", "bytes": 9 << 20},
     ]
     models = [
-        {"name": "small", "state": "active", "running": 2, "waiting": 0, "idle_s": 0.0},
+        {"name": "small", "state": "active", "running": 2, "waiting": 0, "idle_s": 0.0, "layers": 24},
         {"name": "large", "state": "loading", "running": 0, "waiting": 1, "idle_s": 30.0, "activation_s": 0.25},
     ]
     device = {"node": "node-0", "memory": memory, "models": models}
@@ -158,3 +161,9 @@ def test_models_that_share_a_device_have_a_line_each_with_what_they_hold(capsys:
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == "node-0 small active 2, 0 5.0 MiB 3.0 MiB busy".split()
     assert lines[2].split() == "large loading, 0.2 s left 0, 1 - - 30 s".split()
+    models[0]["layers_lent"] = 12
+    lends = shared_devices([alone | {"memory": memory}])
+    assert lends is not None, "also where it is the only model"
+    Console(width=200).print(lends)
+    told = capsys.readouterr().out.splitlines()[1]
+    assert told.split() == "node-1 small active 2, 0 5.0 MiB, 12 of 24 lent 3.0 MiB busy".split()

@@ -82,13 +82,20 @@ SESSIONS = [
     }
     for name in ("chat-1", LONG)
 ]
-ON = {"state": "active", "kv_bytes_used": GIB, "kv_bytes_cached": 31 * GIB, "kv_bytes_limit": 64 * GIB}
+ON = {
+    "state": "active",
+    "kv_bytes_used": GIB,
+    "kv_bytes_cached": 31 * GIB,
+    "kv_bytes_limit": 64 * GIB,
+    "layers_lent": 12,
+}
 MODELS = [
     {
         "id": "upbeat-demo",
         "state": "active",
         "nodes": [{"node": f"node-{i}"} | ON for i in range(4)],
         "weight_bytes": 10 << 20,
+        "layers": 24,
     }
 ]
 TIERS = [
@@ -109,6 +116,8 @@ WORKFLOW = {
     "edges": [EDGE],
 }
 MOVE = {"ago_s": 2.0, "state": "cold", "why": "for_weights", "other": "upbeat-demo-the-other", "seconds": 50.0}
+LENDS = {"layers": 24, "layers_lent": 12, "may_lend": {"idle": 12, "computing": 3, "transfer_s": 0.5, "layer_s": 0.25}}
+LENDS["may_lend"] |= {"never": None}  # type: ignore[operator]
 DECISION = {
     "what": "turn",
     "ago_s": 2.0,
@@ -130,7 +139,7 @@ ROUTES: dict[str, tuple[int, Any]] = {
     "/v1/sessions/chat-1/placement": (200, {"id": "chat-1", "decisions": [DECISION]}),
     "/v1/models/upbeat-demo/placement": (
         200,
-        {"id": "upbeat-demo", "nodes": [{"node": "node-0", "state": "cold", "moves": [MOVE]}]},
+        {"id": "upbeat-demo", "nodes": [{"node": "node-0", "state": "cold", "moves": [MOVE]} | LENDS]},
     ),
     "/v1/workflows": (200, {"data": [WORKFLOW]}),
     "/v1/workflows/research": (200, WORKFLOW),

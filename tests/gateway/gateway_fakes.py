@@ -411,7 +411,14 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 model=request.model, ago_s=2.0, state=pb.MODEL_STATE_COLD, why="for_kv", other="big", seconds=5.0
             ),
         ]
-        return pb.ModelExplanation(devices=[pb.ModelOnDevice(node="node-0", state=pb.MODEL_STATE_COLD, moves=moves)])
+        may_lend = pb.MayLend(idle=12, computing=3, transfer_s=0.5, layer_s=0.25)
+        lends = {"layers": 24, "layers_lent": 2, "may_lend": may_lend}
+        return pb.ModelExplanation(
+            devices=[
+                pb.ModelOnDevice(node="node-0", state=pb.MODEL_STATE_COLD, moves=moves, **lends),
+                pb.ModelOnDevice(node="node-1", state=pb.MODEL_STATE_COLD),
+            ]
+        )
 
     async def TurnsTimed(self, request: pb.TurnsTimedRequest, context: Any) -> pb.TurnsTimedReply:
         self.timed.append(request)

@@ -24,7 +24,7 @@ def node(number: int, state: ModelState, *, serving: bool = True, **there: Any) 
 
 
 def shown(*nodes: NodeView) -> dict[str, Any]:
-    seen = {"small": Model("small", 4096, 7, weight_bytes=100, ttft_slo_s=9.0, engine="native")}
+    seen = {"small": Model("small", 4096, 7, weight_bytes=100, ttft_slo_s=9.0, engine="native", layers=24)}
     return described("small", {"small": SMALL}, seen, FleetView(nodes))
 
 
@@ -47,7 +47,16 @@ def test_a_model_is_in_the_best_state_that_a_serving_node_has_it_in(nodes: tuple
 
 def test_a_model_is_shown_with_its_nodes_its_sizes_and_its_objectives() -> None:
     model = shown(
-        node(0, ModelState.ACTIVE, running=2, kv_bytes_used=3, kv_bytes_cached=1, kv_bytes_limit=4, idle_s=7.5),
+        node(
+            0,
+            ModelState.ACTIVE,
+            running=2,
+            kv_bytes_used=3,
+            kv_bytes_cached=1,
+            kv_bytes_limit=4,
+            idle_s=7.5,
+            layers_lent=2,
+        ),
         node(1, ModelState.ACTIVE, serving=False),
     )
     assert (model["max_model_len"], model["created"], model["weight_bytes"], model["engine"]) == (
@@ -56,10 +65,11 @@ def test_a_model_is_shown_with_its_nodes_its_sizes_and_its_objectives() -> None:
         100,
         "native",
     )
+    assert model["layers"] == 24
     assert (model["ttft_slo_s"], model["tpot_slo_s"]) == (0.5, 0.0), "the configuration's word counts"
     assert model["nodes"][0] == {
         "node": "node-0", "state": "active", "running": 2, "waiting": 0, "kv_bytes_used": 3, "kv_bytes_cached": 1,
-        "kv_bytes_limit": 4, "idle_s": 7.5, "activation_s": 0.0,
+        "kv_bytes_limit": 4, "layers_lent": 2, "idle_s": 7.5, "activation_s": 0.0,
     }  # fmt: skip
     assert model["nodes"][1]["state"] == "draining"
     assert (model["priority"], model["pinned"]) == (3, True)
@@ -135,7 +145,12 @@ async def test_the_fleet_shows_who_holds_each_devices_memory_and_which_models_wa
         assert (await s.get("/v1/fleet"))[1]["nodes"][0]["memory"] == [], "its worker does not say"
         told = [("", "free", 5), ("kv", "a", 1), ("weights", "a", 2), ("weights", "b", 3), ("", "warm", 4)]
         shares = [pb.MemoryShare(use=use or name, name=name if use else "", bytes=n) for use, name, n in told]
-        loads = [pb.ModelLoad(model="asleep", state=pb.MODEL_STATE_LOADING, waiting=1, idle_s=2.0, activation_s=0.5)]
+        loads = [
+            pb.ModelLoad(
+                model="asleep", state=pb.MODEL_STATE_LOADING, waiting=1, idle_s=2.0, activation_s=0.5, layers_lent=3
+            )
+        ]
+        s.scheduler.model.shape.layers = 24
         s.scheduler.set_memory("node-0", shares, loads)
         await until(lambda: shows_memory(s))
         node = (await s.get("/v1/fleet"))[1]["nodes"][0]
@@ -143,8 +158,9 @@ async def test_the_fleet_shows_who_holds_each_devices_memory_and_which_models_wa
             ("weights", "b", 3), ("weights", "a", 2), ("kv", "a", 1), ("warm", "", 4), ("free", "", 5),
         ]  # fmt: skip
         waking = node["models"][1]
-        told = [waking[key] for key in ("name", "state", "waiting", "activation_s")]
-        assert told == ["asleep", "loading", 1, 0.5]
+        told = [waking[key] for key in ("name", "state", "waiting", "activation_s", "layers_lent")]
+        assert told == ["asleep", "loading", 1, 0.5, 3]
+        assert node["models"][0]["layers"] == (await s.get(f"/v1/models/{MODEL}"))[1]["layers"] == 24
 
 
 async def shows_memory(s: Stack) -> bool:
@@ -161,5 +177,10 @@ async def test_why_a_models_weights_came_and_went_is_told_latest_first_and_only_
             ("active", "loaded", None),
             ("loading", "request", None),
         ]
+        assert [m["layers_lent"] for m in told["nodes"][0]["moves"]] == [0, 0, 0]
+        assert [told["nodes"][0][key] for key in ("layers", "layers_lent", "may_lend")] == [24, 2, {
+            "idle": 12, "computing": 3, "transfer_s": 0.5, "layer_s": 0.25, "never": None,
+        }]  # fmt: skip
+        assert told["nodes"][1]["may_lend"] is None
         assert (await s.get("/v1/models/other/placement"))[0] == 404
         assert (await s.get("/v1/models/x/placement"))[1]["id"] == "x/placement", "a model's own name goes before"

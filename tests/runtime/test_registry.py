@@ -94,6 +94,23 @@ def test_an_unknown_way_of_sharing_is_refused_by_name() -> None:
         config_of(TWO, sharing="fair")
 
 
+@pytest.mark.parametrize("sharing", ["elastic", "static", "swap", "serverless"])
+def test_layers_lend_their_memory_only_where_models_share_it_as_prism(sharing: str) -> None:
+    remap: dict[str, Any] = {"remap": "auto"}
+    with pytest.raises(ConfigError, match=rf"worker\.remap = 'auto': with sharing: {sharing} .*set worker\.remap: off"):
+        load_config(None, {"sharing": sharing, "worker": remap})
+    load_config(None, {"sharing": sharing})
+    assert load_config(None, {"worker": remap}).worker.remap == "auto"
+    models = {name: {"path": "/m", "engine": "vllm", "nodes": [n]} for n, name in enumerate("ab")}
+    said = {"models": models, "nodes": {"count": 2}, "worker": remap}
+    with pytest.raises(ConfigError, match=r"worker\.remap = 'auto': every model's engine is vllm.*: off"):
+        load_config(None, said)
+    models["a"]["engine"] = "native"
+    load_config(None, said)
+    with pytest.raises(ConfigError, match=r"worker\.remap = 'auto' with worker\.images_gib = 0: .*raise that"):
+        load_config(None, {"worker": remap | {"images_gib": 0}})
+
+
 @pytest.mark.parametrize("sharing", ["swap", "serverless"])
 def test_a_model_that_stays_and_models_that_take_the_whole_device_in_turn_do_not_go_together(sharing: str) -> None:
     models = {"a": {"path": "/a"}, "b": {"path": "/b", "pinned": True}}

@@ -15,7 +15,7 @@ from contracts.context import ContextBound
 from contracts.counts import Counts
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire
-from contracts.residency import MemoryShare, WeightsMove, Why
+from contracts.residency import MayLend, MemoryShare, Never, WeightsMove, Why
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from runtime import rpc
@@ -192,7 +192,12 @@ async def test_a_model_is_reported_by_name_and_in_bytes(world: tuple[PlayedEngin
         pages_free=5,
         pages_cached=4,
     )
+    engine.placed = PlacedWeights(layers_lent=2, may_lend=MayLend(5, 3, 0.5, 0.25, Never.PINNED))
     load = reporter.load(1, reporter.links[0])
+    told = pb.MayLend(idle=5, computing=3, transfer_s=0.5, layer_s=0.25, never="pinned")
+    assert (load.models[0].layers_lent, load.models[0].may_lend) == (2, told)
+    engine.placed = PlacedWeights()
+    assert not reporter.load(2, reporter.links[0]).models[0].HasField("may_lend"), "worker.remap is off"
     assert load.device_bytes_free == 44
     assert [(m.use, m.name, m.bytes) for m in load.memory] == [("kv", "m", 956), ("free", "", 44)]
     (of_model,), page_bytes = load.models, engine.shape.piece_bytes
@@ -228,12 +233,13 @@ def test_a_model_with_http_of_its_own_says_so_and_is_loading_while_its_server_is
 async def test_moves_of_weights_are_told_when_there_is_a_new_one_and_to_a_scheduler_that_is_back(world) -> None:
     engine, reporter, (first, second) = world
     assert not first.moves, "its weights stay"
-    came = WeightsMove(RealClock().now() - 5.0, ModelState.ACTIVE, Why.LOADED, seconds=0.5)
+    came = WeightsMove(RealClock().now() - 5.0, ModelState.ACTIVE, Why.LENT, "m", 0.5, 2)
     engine.placed = PlacedWeights(moves=(came,))
     reporter.wake()
     await until(lambda: bool(first.moves and second.moves))
     (told,) = first.moves[0].moves
-    assert (told.model, told.state, told.why, told.seconds) == ("m", ModelState.ACTIVE, "loaded", 0.5)
+    assert (told.model, told.state, told.why, told.seconds) == ("m", ModelState.ACTIVE, "lent", 0.5)
+    assert (told.other, told.layers_lent) == ("m", 2)
     assert 5.0 <= told.ago_s < 15.0
     loads = len(first.loads)
     await second.stop()

@@ -159,7 +159,7 @@ def test_a_report_is_read_and_told_to_gateways_by_model() -> None:
     wire = pb.ModelLoad(
         model="a", state=pb.MODEL_STATE_LOADING, running=1, waiting=2, outstanding_by_priority={3: 0.5}, request_s=0.25,
         kv_bytes_used=3, kv_bytes_cached=10, kv_bytes_limit=4, layers_lent=5, idle_s=6.0, activation_s=7.0,
-        token_rate=8.0,
+        token_rate=8.0, may_lend=pb.MayLend(idle=5, computing=2, transfer_s=0.5, layer_s=0.25),
     )  # fmt: skip
     h = Mixed()
     h.fleet.loaded("node-0", load_from_wire(pb.WorkerLoad(models=[wire], device_bytes_free=9)), [], [], 0.0)
@@ -190,12 +190,12 @@ def test_why_a_models_weights_moved_is_remembered_of_devices_that_have_it_while_
         pb.WeightsMove(model="a", ago_s=3.0, state=pb.MODEL_STATE_COLD, why="for_kv", other="b", seconds=9.0),
         pb.WeightsMove(model="a", ago_s=2.0, state=pb.MODEL_STATE_LOADING, why="of a later version"),
         pb.WeightsMove(model="a", ago_s=float("nan"), state=pb.MODEL_STATE_LOADING, why="hint"),
-        pb.WeightsMove(model="a", ago_s=-5.0, state=pb.MODEL_STATE_ACTIVE, why="loaded", seconds=0.5),
+        pb.WeightsMove(model="a", ago_s=-5.0, state=pb.MODEL_STATE_ACTIVE, why="lent", seconds=0.5, layers_lent=7),
     ]
     device.moves = moves_from_wire(pb.WeightsMoves(moves=sent), 10.0)
     told = model_explanation("a", h.fleet.devices.values(), 12.0).devices
-    on = {one.node: [(m.why, m.other, m.ago_s, m.seconds) for m in one.moves] for one in told}
-    assert on["node-0"] == [("for_kv", "b", 5.0, 9.0), ("loaded", "", 2.0, 0.5)]
+    on = {one.node: [(m.why, m.other, m.ago_s, m.seconds, m.layers_lent) for m in one.moves] for one in told}
+    assert on["node-0"] == [("for_kv", "b", 5.0, 9.0, 0), ("lent", "", 2.0, 0.5, 7)]
     assert all(not moves for node, moves in on.items() if node != "node-0")
     many = moves_from_wire(pb.WeightsMoves(moves=sent[:1] * 1000), 10.0)
     assert len(many["a"]) == MOST_MOVES
@@ -203,6 +203,19 @@ def test_why_a_models_weights_moved_is_remembered_of_devices_that_have_it_while_
     assert "node-0" not in [one.node for one in model_explanation("a", h.fleet.devices.values(), 14.0).devices]
     h.fleet.worker_joined("node-0", "w0", device.models, 15.0)
     assert not device.moves, "of another life"
+
+
+def test_what_a_model_lends_is_told_with_its_layers_and_nothing_that_is_no_number() -> None:
+    h = Mixed()
+    may = pb.MayLend(idle=5, computing=2, transfer_s=0.5, layer_s=0.25)
+    never = pb.MayLend(never="no_image")
+    strange = [pb.MayLend(transfer_s=float("nan")), pb.MayLend(layer_s=-1.0), pb.MayLend(never="of a later version")]
+    for told, kept in ((may, may), (never, never), *((each, None) for each in strange), (None, None)):
+        load = pb.ModelLoad(model="a", layers_lent=2, may_lend=told)
+        h.fleet.loaded("node-0", load_from_wire(pb.WorkerLoad(models=[load])), [], [], 0.0)
+        one = next(d for d in model_explanation("a", h.fleet.devices.values(), 1.0).devices if d.node == "node-0")
+        assert (one.layers, one.layers_lent) == (A.shape.layers, 2)
+        assert (one.may_lend if one.HasField("may_lend") else None) == kept
 
 
 def test_a_model_whose_pieces_can_have_no_such_size_is_refused_by_name() -> None:

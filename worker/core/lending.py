@@ -76,12 +76,16 @@ class Lending:
             return 0
         if lent > self.most:
             return None
-        layer_s = (self._resident or self.pace).decode_s(max(decodes, 1)) / self.layers
+        layer_s = self.layer_s(decodes)
         if lent + 1 <= self.layers and self.transfer_s * (lent + 1) <= layer_s * (self.layers - lent - 1):
             return 1
         if lent + 2 <= self.layers and self.transfer_s * (lent + 2) <= layer_s * self.layers:
             return 2
         return None
+
+    def layer_s(self, decodes: int) -> float:
+        """Time to compute a layer in a step of so many decodes, with all layers here."""
+        return (self._resident or self.pace).decode_s(max(decodes, 1)) / self.layers
 
     def idle_most(self) -> int:
         """Layers that it may lend while idle: they come during the next prefill."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from contracts.models import ModelState
+from contracts.residency import WeightsMove, Why
 from worker.core.balloon import Balloon, Share
 from worker.core.lending import Lending
 from worker.core.resident import Resident
@@ -61,7 +62,7 @@ class Remap:
             return Lent.NEXT
         resident, lending, _ = able[0]
         slots = 1 if resident.core.quiet else lending.slots_for(lending.lent + 1, _decodes(resident)) or 1
-        self._change(resident, lending.lent + 1, slots, now)
+        self._change(resident, lending.lent + 1, slots, now, Why.LENT, asker.name)
         return Lent.NOW
 
     def _able(self, asker: Share, now: float) -> list[tuple[Resident, Lending, int]]:
@@ -106,9 +107,9 @@ class Remap:
         growth = sum(each.least * len(each.yielding.on_device) for each in self.residents())
         if self.balloon.obtainable < lending.granules + growth or not self.balloon.collect(lending.granules, now):
             return
-        lent = lending.lent - 1
+        lent, why = lending.lent - 1, Why.SLOW if self._is_slow(resident) else Why.CALM
         slots = 0 if lent == 0 else min(lending.slots, lending.slots_for(lent, _decodes(resident)) or lending.slots)
-        self._change(resident, lent, slots, now)
+        self._change(resident, lent, slots, now, why)
 
     @staticmethod
     def _is_slow(resident: Resident) -> bool:
@@ -126,9 +127,14 @@ class Remap:
             return BACK_EVERY_S
         return max(self.lacked_s + CALM_S - now, BACK_EVERY_S)
 
-    def _change(self, resident: Resident, lent: int, slots: int, now: float) -> None:
+    def _change(
+        self, resident: Resident, lent: int, slots: int, now: float, why: Why | None = None, other: str = ""
+    ) -> None:
+        """why, other: see `WeightsMove`; None: only the slots change."""
         self._moved = True
         _of(resident).change(lent, slots, now)
+        if why is not None:
+            resident.note(WeightsMove(now, resident.state, why, other, layers_lent=lent))
         resident.share.weights = resident.weights
         self.instruct(Circulate(resident.name, lent, slots))
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from contracts.models import ModelState
-from contracts.residency import MOST_MOVES, WeightsMove, Why
+from contracts.residency import WeightsMove, Why
 from storelink.core.load_plan import may_start
 from worker.core.balloon import Balloon, Share
 from worker.core.remap import Circulate, Remap
@@ -354,8 +354,10 @@ class Residency:
         since_s: float | None = None,
     ) -> None:
         """asker: the model that wants the memory or the turn. since_s: when the state began; None: now."""
-        move = WeightsMove(self._now, state, why, asker.name if asker is not None else "", seconds)
-        resident.moves = (*resident.moves[1 - MOST_MOVES :], move)
+        if state is ModelState.COLD and resident.lending is not None and resident.lending.lent:
+            resident.lending.change(0, 0, self._now)
+        other = asker.name if asker is not None else ""
+        resident.note(WeightsMove(self._now, state, why, other, seconds, resident.layers_lent))
         resident.state, resident.since_s = state, self._now if since_s is None else since_s
         resident.ready = 0
         if state is ModelState.ACTIVE:
@@ -364,8 +366,6 @@ class Residency:
             coming = [each for each in self.models.values() if each.state is ModelState.LOADING]
             for each in coming:
                 each.crowded = len(coming) > 1 or (each.crowded and each is not resident)
-        if state is ModelState.COLD and resident.lending is not None and resident.lending.lent:
-            resident.lending.change(0, 0, self._now)
         resident.share.weights = resident.weights
         resident.core.admits = state in (ModelState.LOADING, ModelState.ACTIVE)
         resident.core.computes = state is ModelState.ACTIVE

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from contracts.models import ModelState
-from contracts.residency import WeightsMove
+from contracts.residency import MOST_MOVES, OF_LAYERS, MayLend, Never, WeightsMove
 from worker.core.balloon import Share
 from worker.core.engine_core import EngineCore
 from worker.core.lending import Lending
 from worker.core.sequence import Sequence
 from worker.core.yielding import Yielding
+
+#: Layers that go for the same reason count as one move of weights while no more than this is between two, in seconds.
+SERIES_S = 10.0
 
 
 class Expected(NamedTuple):
@@ -35,8 +38,9 @@ class Resident:
     pinned: bool = False
     #: Measured bytes a second of its copies, if they do not come from an image as those of others do.
     copy_bytes_s: float | None = None
-    #: What it may lend; None: nothing, ever.
+    #: What it may lend; None: nothing, ever, for the reason `never`.
     lending: Lending | None = None
+    never: Never = Never.OFF
     state: ModelState = ModelState.COLD
     #: When the state began, and when a request last was live.
     since_s: float = -math.inf
@@ -76,6 +80,30 @@ class Resident:
         if self.state is ModelState.COLD:
             return 0
         return self.granules - (self.lending.lent_granules if self.lending is not None else 0)
+
+    @property
+    def layers_lent(self) -> int:
+        """Layers that it lends."""
+        return self.lending.lent if self.lending is not None else 0
+
+    def may_lend(self, decodes: int, now: float) -> MayLend | None:
+        """What it may lend, with steps of so many decodes; None: `worker.remap` is off. Any thread."""
+        lending = self.lending
+        if lending is None:
+            return None if self.never is Never.OFF else MayLend(never=self.never)
+        never = Never.PINNED if self.pinned else None
+        idle, computing = lending.idle_most(), lending.active_most(decodes, now)
+        return MayLend(idle, computing, lending.transfer_s, lending.layer_s(decodes), never)
+
+    def note(self, move: WeightsMove) -> None:
+        """Remember it."""
+        before = self.moves
+        last = before[-1] if before else None
+        if last is not None and move.why in OF_LAYERS and (last.why, last.other) == (move.why, move.other):
+            between_s = move.at_s - last.at_s
+            if between_s <= SERIES_S:
+                before, move = before[:-1], replace(move, seconds=last.seconds + between_s)
+        self.moves = (*before[1 - MOST_MOVES :], move)
 
     @property
     def least(self) -> int:

@@ -253,8 +253,10 @@ class Scheduling:
                         and other in share.beyond
                         and self.service.of(group_of(other)) >= served
                     ]
-            if lent is Lent.NEXT or not self.preempts or not (
-                self._preempt(giving, here, lacking) or self._displace(s, math.inf, lacking, giving)
+            if (
+                lent is Lent.NEXT
+                or not self.preempts
+                or not (self._preempt(giving, here, lacking) or self._displace(s, math.inf, lacking, giving))
             ):
                 s.times.enter(Phase.MEMORY if lacking else Phase.QUEUE, d.now)
                 if lacking:

@@ -86,7 +86,7 @@ class Circulation:
         held = self._memory.take(max(lacking, 0) * self._size, self._slots.owner)
         with self._still():
             for layer in leaving:
-                held += self._layers[layer].vacate()
+                held += self._layers[layer].give_up()
             held += self._resize(slots, held)
             for layer in returning:
                 self._layers[layer].occupy(self._some(held))

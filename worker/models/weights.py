@@ -121,7 +121,7 @@ class WeightSpan:
             self.span.assign(0, self.memory.take(self.span.granules, self.span.owner))
             self.loaded = True
 
-    def vacate(self) -> list[int]:
+    def give_up(self) -> list[int]:
         """Takes its granules away, for another place: they are held. The range is unmapped a little later; no queued
         work may use it. Views become invalid."""
         self.loaded = False

@@ -6,6 +6,7 @@ Names and labels match those of the stores' metrics where both count the same th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,19 +14,23 @@ from prometheus_client.registry import Collector
 from contracts.models import ModelState
 from worker.core.residency import Residency
 from worker.engine.contract import Engine, Tallies
+from worker.models.circulating import Circulation
 
 
 class WorkerMetrics(Collector):
     """Samples of a worker's engines: sums over its models, and state and memory by model. usage: see
-    `DeviceMemory.usage`. residency: of models whose weights come and go. Collected on other threads."""
+    `DeviceMemory.usage`. residency: of models whose weights come and go. circulations: of layers that take turns, by
+    model. Collected on other threads."""
 
     def __init__(
         self,
         engines: Sequence[Engine],
         usage: Callable[[], Mapping[tuple[str, str, str], int]] = dict,
         residency: Residency | None = None,
+        circulations: Mapping[str, Circulation] = MappingProxyType({}),
     ) -> None:
         self._engines, self._usage, self._residency = tuple(engines), usage, residency
+        self._circulations = circulations
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
@@ -33,6 +38,7 @@ class WorkerMetrics(Collector):
         yield from self._by_model(tallies)
         if self._residency is not None:
             yield from _residency(self._residency)
+            yield from _lending(self._residency, self._circulations)
         yield self._device()
         yield from _memory(tallies)
         yield from _requests(tallies)
@@ -80,6 +86,34 @@ def _residency(residency: Residency) -> Iterator[Metric]:
         activations.add_metric([name], resident.activations)
         evictions.add_metric([name], resident.evictions)
     yield from (seconds, activations, evictions)
+
+
+def _lending(residency: Residency, circulations: Mapping[str, Circulation]) -> Iterator[Metric]:
+    """Of models that may lend layers."""
+    lent = GaugeMetricFamily("upbeat_worker_layers_lent", "Layers whose memory KV has", labels=["model"])
+    moved = CounterMetricFamily(
+        "upbeat_worker_layers_moved",
+        "Layers whose memory was lent to KV, and that lend it no more: they have it back, or the model left",
+        labels=["model", "way"],
+    )
+    copies = CounterMetricFamily("upbeat_worker_layer_copies", "Copies of layers that take turns", labels=["model"])
+    copying = CounterMetricFamily(
+        "upbeat_worker_layer_copy_seconds", "Time that copies of layers took", labels=["model"]
+    )
+    waited = CounterMetricFamily(
+        "upbeat_worker_layer_wait_seconds", "Time that steps waited for copies of layers", labels=["model"]
+    )
+    for name, resident in residency.models.items():
+        if (lending := resident.lending) is None:
+            continue
+        circulation = circulations.get(name)
+        lent.add_metric([name], lending.lent)
+        moved.add_metric([name, "lent"], lending.lendings)
+        moved.add_metric([name, "back"], lending.returns)
+        copies.add_metric([name], circulation.copies if circulation is not None else 0)
+        copying.add_metric([name], circulation.copying_s if circulation is not None else 0.0)
+        waited.add_metric([name], circulation.waited_s if circulation is not None else 0.0)
+    yield from (lent, moved, copies, copying, waited)
 
 
 def _memory(tallies: Sequence[Tallies]) -> Iterator[Metric]:
