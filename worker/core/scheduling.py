@@ -238,9 +238,8 @@ class Scheduling:
                 return True
             lent = d.cache.supply.lend(lacking, d.now) if lends and lacking else Lent.NEVER
             self._lent |= lent is not Lent.NEVER
-            if lent is Lent.NOW:
+            if lends := lent is Lent.NOW:  # not after a preemption: the other would take his place back
                 continue
-            lends = False  # whoever was preempted would take his place back before it
             giving = [other for other in here if other.request.priority > priority]
             if len(self._groups) > 1:
                 share, pages = self._current_shares(here), (len(s.tokens) // d.shape.chunk_tokens + 1) * d.shape.layers
@@ -323,13 +322,12 @@ class Scheduling:
         """False if there is no room now. Sequences preempted meanwhile need no pages."""
         lends = True
         while s.state is _RUNNING and (lacking := self.admission.extend(s, upto_tokens)):
-            rank = self._rank(s, here)
             lent = self.state.cache.supply.lend(lacking, self.state.now) if lends else Lent.NEVER
-            if lent is Lent.NOW:
-                continue
             if lent is Lent.NEXT:
                 return False
-            lends = False
+            if lends := lent is Lent.NOW:
+                continue
+            rank = self._rank(s, here)
             giving = [other for other in here if self._rank(other, here) > rank]
             if not self._preempt(giving, here, lacking) and not self._displace(s, s.arrival_s, lacking, giving):
                 return False
