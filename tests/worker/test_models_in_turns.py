@@ -32,8 +32,8 @@ from worker.models.other_links import OtherLinks
 from worker.models.weights import WeightSpan
 from worker.serving import Served, present, serve_all
 
-#: The device holds one of the models at a time.
-GRANULE, HBM_GIB = 64 << 10, 3.5 / 1024
+#: By default the device holds one of the models at a time.
+GRANULE = 64 << 10
 MODELS = ("one", "two")
 #: Bytes per second of a link.
 _PACE = 2e7
@@ -73,9 +73,9 @@ class Running:
         self.served, self.loop, self.placing, self.answers = served, loop, served.placing, Answers()
         self.residency = served.placing.residency
 
-    def submit(self, model: str, tokens: int = 8) -> str:
+    def submit(self, model: str, tokens: int = 8, prompt: list[int] | None = None) -> str:
         name = f"r{next(_numbers)}"
-        prompt = [5 + n % 60 for n in range(40)]
+        prompt = prompt or [5 + n % 60 for n in range(40)]
         sampling = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
         request = GenerateRequest(name, "t", name, model, sampling, prompt_tokens=prompt)
         self.engine(model).inbox.put(Submit(request, prompt, tokens, self.answers))
@@ -122,7 +122,7 @@ def running(
         None,
         {
             "models": models, "sharing": "prism", "data": tmp_path / "data", "run_dir": tmp_path / "run",
-            "shm_dir": shm_dir or tmp_path / "shm", "kv": {"hbm_gib": HBM_GIB, "cache": False, "chunk_tokens": CHUNK},
+            "shm_dir": shm_dir or tmp_path / "shm", "kv": {"hbm_gib": hbm_mib / 1024, "cache": False, "chunk_tokens": CHUNK},
             "worker": {"granule_bytes": GRANULE, "device": "cpu", "profile": "off", "kernels": "torch"} | worker,
         },
     )  # fmt: skip
