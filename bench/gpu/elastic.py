@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from setting import GRANULE, Setting
 
 from worker.core.granules import Owner, Use
 from worker.memory.cuda_memory import cuda_memory
+from worker.memory.cuda_streams import CudaMark
 from worker.memory.device_memory import host_memory
+from worker.models.circulating import Circulation, no_mark, time_of_copy
 from worker.models.filling import Filling
-from worker.models.image import image_of
+from worker.models.image import HostImage, image_of
 
 #: Granules that one call maps.
 _TOGETHER = 64
@@ -78,7 +81,17 @@ def driver_calls(s: Setting, rounds: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def activation(s: Setting, first_token: Callable[[], object], rounds: int) -> dict[str, float]:
+@contextlib.contextmanager
+def imaged(s: Setting) -> Iterator[HostImage]:
+    """The model's image in host memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        image = image_of(Path(shared), b"bench", s.model.spans, 1 << 40, s.lock)
+        assert image is not None, "there is no room for the image"
+        yield image
+        image.close()
+
+
+def activation(s: Setting, image: HostImage, first_token: Callable[[], object], rounds: int) -> dict[str, float]:
     """Seconds until a model's weights are here, and until `first_token` has returned, by the memory they get; of
     `first_token` when all are here; and until they have gone. product: of another model's matrix product, meanwhile
     and alone."""
@@ -112,26 +125,20 @@ def activation(s: Setting, first_token: Callable[[], object], rounds: int) -> di
         filling.wait(len(filling) - 1)
         s.model.layers.before_use = lambda layer: None
 
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
-        began = time.perf_counter()
-        image = image_of(Path(shared), b"bench", s.model.spans, 1 << 40, s.lock)
-        made_s = time.perf_counter() - began
-        assert image is not None, "there is no room for the image"
-        products = dict[str, list[float]]()
-        for n in range(rounds + 1):
-            if n == 1:
-                found.clear()  # the first round warms up
-            for name, keep in (("new", False), ("warm", True)):
-                for what, work in (("weights", lambda filling: None), ("first_token", lambda filling: first_token())):
-                    timed(f"gone_{name}", lambda keep=keep: s.model.unload(keep=keep))
-                    time.sleep(_UNMAPPED_S)
-                    timed(f"{what}_{name}", lambda work=work: bring(work))
-            s.model.unload(keep=True)
-            bring(lambda filling: products.setdefault("meanwhile", []).extend(neighbour(lambda: not filling.over)))
-            timed("active", first_token)
-        until = time.perf_counter() + 0.3
-        products["alone"] = neighbour(lambda: time.perf_counter() < until)
-        image.close()
+    products = dict[str, list[float]]()
+    for n in range(rounds + 1):
+        if n == 1:
+            found.clear()  # the first round warms up
+        for name, keep in (("new", False), ("warm", True)):
+            for what, work in (("weights", lambda filling: None), ("first_token", lambda filling: first_token())):
+                timed(f"gone_{name}", lambda keep=keep: s.model.unload(keep=keep))
+                time.sleep(_UNMAPPED_S)
+                timed(f"{what}_{name}", lambda work=work: bring(work))
+        s.model.unload(keep=True)
+        bring(lambda filling: products.setdefault("meanwhile", []).extend(neighbour(lambda: not filling.over)))
+        timed("active", first_token)
+    until = time.perf_counter() + 0.3
+    products["alone"] = neighbour(lambda: time.perf_counter() < until)
     median = {name: statistics.median(times) for name, times in found.items()}
     size = sum(span.packed_bytes for span in s.model.spans)
     rates = {
@@ -142,4 +149,28 @@ def activation(s: Setting, first_token: Callable[[], object], rounds: int) -> di
     for when, seen in products.items():
         rates[f"product_{when}_p50_s"] = statistics.median(seen)
         rates[f"product_{when}_p99_s"] = sorted(seen)[len(seen) * 99 // 100]
-    return {"image_made_s": made_s} | median | rates
+    return median | rates
+
+
+def circulation(s: Setting, image: HostImage, steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, Any]:
+    """Seconds of a layer's copy, and of each of `steps` with all layers here and with some lent: their median, and the
+    mean time that it waited for layers."""
+    layers = s.config.layers
+    made = Circulation(s.model, image, s.copy, (lambda: CudaMark(s.queue.stream).wait) if s.driver else no_mark)
+    found = dict[str, list[dict[str, float]]]()
+    for name, step in steps.items():
+        rows = found.setdefault(name, [])
+        for lent, slots in ((0, 0), (1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (8, 2), (0, 0)):
+            if lent + slots > layers:
+                continue
+            made.change(lent, slots)
+            taken = list[float]()
+            for n in range(rounds + 3):
+                waited_s, began = made.waited_s, time.perf_counter()
+                step()
+                taken.append(time.perf_counter() - began if n >= 3 else 0.0)
+                waited_s = made.waited_s - waited_s
+            rows.append({"lent": lent, "slots": slots, "step_s": statistics.median(taken[3:]), "waited_s": waited_s})
+    made.close()
+    s.model.layers.before_use = s.model.layers.after_use = lambda layer: None
+    return {"copy_s": time_of_copy(s.model, image, s.copy), "layers": layers, "steps": found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from elastic import activation, driver_calls, granules
+from elastic import activation, circulation, driver_calls, granules, imaged
 from rich.console import Console
 from rich.table import Table
 from setting import Setting, make
@@ -51,10 +52,20 @@ def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
         "loads": bench.loads(),
         "first_token": [bench.first_token(n) for n in contexts],
         "granules": granules(setting, rounds) | driver_calls(setting, rounds),
-        "activation": activation(setting, lambda: bench.prompt(0, tokens[0]), rounds),
     }
+    decodes = {f"decode, batch {b}, context {n}": bench.slices(b, 1, n) for b in batches[1:] for n in contexts[:1]}
+    steps = {name: functools.partial(bench.step, slices) for name, slices in decodes.items()}
+    steps |= {f"prefill of {n}": functools.partial(bench.prompt, 0, n) for n in tokens}
+    with imaged(setting) as image:
+        figures["activation"] = activation(setting, image, lambda: bench.prompt(0, tokens[0]), rounds)
+        figures["circulation"] = circulation(setting, image, steps, rounds)
     console = Console()
     console.print(figures["ceilings"])
+    for name, rows in figures["circulation"]["steps"].items():
+        table = Table(*rows[0], title=f"{name}; a copy takes {figures['circulation']['copy_s'] * 1e3:.2f} ms")
+        for row in rows:
+            table.add_row(*(f"{v:.4g}" for v in row.values()))
+        console.print(table)
     for name in ("granules", "activation"):
         console.print(name, {what: float(f"{value:.3g}") for what, value in figures[name].items()})
     for name in ("decode", "prefill", "loads", "first_token"):
