@@ -47,7 +47,7 @@ def test_lent_returning_and_loaded_layers_give_the_same_bits(tmp_path: Path, dec
         copy = WeightCopies(CudaDriver(), DEVICE).copy
         mark = lambda: CudaMark(bench.queue.stream).wait  # noqa: E731
     circulation = Circulation(bench.model, host, copy, mark)
-    change_at_random(bench.model, bench.pool, circulation, host, step, fail, seed=decodes, rounds=25)
+    change_at_random(bench.model, bench.pool, circulation, host, step, fail, seed=decodes, rounds=25, copy=copy)
     if decodes:
         places = {layer: 0 for layer, _ in bench.runner.graphs[1, 1] or {}}
         for layer, _ in bench.runner.graphs[1, 1] or {}:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from worker.memory.device_memory import DeviceMemory
 from worker.models.circulating import MOST_SLOTS, Circulation
-from worker.models.filling import Filling
+from worker.models.filling import Copy, Filling, host_copy
 from worker.models.image import HostImage, image_of
 from worker.models.load import Model
 
@@ -52,6 +52,7 @@ def change_at_random(
     fail: Callable[[int], object],
     seed: int,
     rounds: int,
+    copy: Copy = host_copy,
 ) -> None:
     """Lends, takes back, unloads and loads again, with steps in between, some of which fail on the way. Each other one
     gives the bits that it gave with all layers here, and no granule is lost. fail(layer): the next step raises there.
@@ -66,7 +67,7 @@ def change_at_random(
             model.unload()
             assert memory.free == total + model.weight_bytes // memory.granule_bytes
             model.take()
-            filling = Filling(model.spans, host, lambda: None)
+            filling = Filling(model.spans, host, lambda: None, copy=copy)
             filling.wait(len(filling) - 1)
             lent = 0
         elif what < 0.6:

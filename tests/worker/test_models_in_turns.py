@@ -122,7 +122,8 @@ def running(
         None,
         {
             "models": models, "sharing": "prism", "data": tmp_path / "data", "run_dir": tmp_path / "run",
-            "shm_dir": shm_dir or tmp_path / "shm", "kv": {"hbm_gib": hbm_mib / 1024, "cache": False, "chunk_tokens": CHUNK},
+            "shm_dir": shm_dir or tmp_path / "shm",
+            "kv": {"hbm_gib": hbm_mib / 1024, "cache": False, "chunk_tokens": CHUNK},
             "worker": {"granule_bytes": GRANULE, "device": "cpu", "profile": "off", "kernels": "torch"} | worker,
         },
     )  # fmt: skip

@@ -250,7 +250,7 @@ class Scheduling:
                         for other in here
                         if other.request.priority == priority
                         and other in share.beyond
-                        and self.service.of(group_of(other)) >= served
+                        and self.service.of(group_of(other)) > served
                     ]
             if (
                 lent is Lent.NEXT

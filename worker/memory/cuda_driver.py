@@ -15,6 +15,8 @@ from runtime import telemetry
 log = telemetry.logger("worker.cuda")
 _PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY
 _ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+#: Held while a graph is captured, and during calls of other threads that would make it invalid.
+CAPTURING = threading.RLock()
 #: Which driver's context a thread has entered last.
 _thread = threading.local()
 
@@ -147,15 +149,18 @@ class CudaDriver:
 
     def map(self, address: int, bytes_: int, handle: int) -> None:
         """See `VirtualMemory.map`."""
-        self._call(self._at().cuMemMap(address, bytes_, 0, handle, 0), "cuMemMap")
+        with CAPTURING:
+            self._call(self._at().cuMemMap(address, bytes_, 0, handle, 0), "cuMemMap")
 
     def allow(self, address: int, bytes_: int) -> None:
         """See `VirtualMemory.allow`."""
-        self._call(self._at().cuMemSetAccess(address, bytes_, [self._access], 1), "cuMemSetAccess")
+        with CAPTURING:
+            self._call(self._at().cuMemSetAccess(address, bytes_, [self._access], 1), "cuMemSetAccess")
 
     def unmap(self, address: int, bytes_: int) -> None:
         """See `VirtualMemory.unmap`."""
-        self._call(self._at().cuMemUnmap(address, bytes_), "cuMemUnmap")
+        with CAPTURING:
+            self._call(self._at().cuMemUnmap(address, bytes_), "cuMemUnmap")
 
     def zero(self, address: int, bytes_: int) -> None:
         """See `VirtualMemory.zero`."""
@@ -165,7 +170,8 @@ class CudaDriver:
 
     def settle(self) -> None:
         """See `VirtualMemory.settle`."""
-        self._call(self._at().cuCtxSynchronize(), "cuCtxSynchronize")
+        with CAPTURING:
+            self._call(self._at().cuCtxSynchronize(), "cuCtxSynchronize")
 
     # ---- copies ------------------------------------------------------------------------------------------------
     def register(self, address: int, bytes_: int, *, read_only: bool = False) -> None:

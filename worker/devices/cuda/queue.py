@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from worker.memory.cuda_driver import CAPTURING
+
 
 @dataclass(frozen=True, slots=True)
 class Captured:
@@ -64,12 +66,13 @@ class CudaQueue:
         return stream
 
     def capture(self, work: Callable[[], None]) -> Captured:
-        """See `Queue.capture`. Other threads may start copies on other streams meanwhile. bytes: the decrease of the
+        """See `Queue.capture`. Other threads may start copies on other streams meanwhile, and wait before they map
+        memory. bytes: the decrease of the
         device's free memory, including concurrent allocations of others."""
         graph, (before, _) = torch.cuda.CUDAGraph(), torch.cuda.mem_get_info(self.device)
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
-        with self.computing():
+        with CAPTURING, self.computing():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
