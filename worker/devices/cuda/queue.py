@@ -67,8 +67,7 @@ class CudaQueue:
 
     def capture(self, work: Callable[[], None]) -> Captured:
         """See `Queue.capture`. Other threads may start copies on other streams meanwhile, and wait before they map
-        memory. bytes: the decrease of the
-        device's free memory, including concurrent allocations of others."""
+        memory. bytes: the decrease of the device's free memory, including concurrent allocations of others."""
         graph, (before, _) = torch.cuda.CUDAGraph(), torch.cuda.mem_get_info(self.device)
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
