@@ -55,7 +55,7 @@ def measure(quick: bool, rehearse: bool, out: Path | None) -> int:
     }
     decodes = {f"decode, batch {b}, context {n}": bench.slices(b, 1, n) for b in batches[1:] for n in contexts[:1]}
     steps = {name: functools.partial(bench.step, slices) for name, slices in decodes.items()}
-    steps |= {f"prefill of {n}": functools.partial(bench.prompt, 0, n) for n in tokens}
+    steps |= {f"prefill of {n}": functools.partial(bench.prompt, 0, n) for n in tokens if n <= STEP_TOKENS}
     with imaged(setting) as image:
         figures["activation"] = activation(setting, image, lambda: bench.prompt(0, tokens[0]), rounds)
         figures["circulation"] = circulation(setting, image, steps, rounds)

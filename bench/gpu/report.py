@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from write_figures import read, stretch, table
+from write_figures import Figure, quoted, read, stretch, table
 
 HERE = Path(__file__).parent
 #: Of the 8B shape.
@@ -47,6 +48,8 @@ Meanwhile another model's matrix product takes {weights["product_meanwhile_p50_s
 {weights["product_alone_p50_s"] * 1e6:.0f} microseconds (p99 {weights["product_meanwhile_p99_s"] * 1e6:.0f} instead of
 {weights["product_alone_p99_s"] * 1e6:.0f}).
 
+{lent(found["circulation"])}
+
 The whole stack, two nodes on that one device, KV moved without NIXL: `bench/returning_session/run --shape 8b --sessions
 2 --tokens 12000 --lead-s 4 …` (`returning.json`), two sessions a condition:
 
@@ -55,3 +58,31 @@ The whole stack, two nodes on that one device, KV moved without NIXL: `bench/ret
 Without a hint the turn is slower than recomputed: it begins to load, and the SSD is slower than was expected of it. One
 of the two hinted turns came before its last pages.
 """
+
+
+def lent(found: Any) -> str:
+    """What layers that take turns cost."""
+    cells = {(name, row["lent"], row["slots"]): row["step_s"] for name, rows in found["steps"].items() for row in rows}
+    lents = sorted({row["lent"] for rows in found["steps"].values() for row in rows})
+    rows = []
+    for name in found["steps"]:
+        if name == "prefill of 8192":
+            continue  # several steps
+        alone = cells[name, 0, 0]
+        layer_s = alone / found["layers"]
+        best = [min(cells[name, lent, slots] for slots in (1, 2)) / alone for lent in lents if lent]
+        border = max((lent for lent in range(int(found["layers"]) - 2) if allowed(lent, found, layer_s)), default=0)
+        rows.append((quoted(name), f"{alone * 1e3:.1f} ms", *(f"{x:.2f} x" for x in best), f"{Figure(border):.0f}"))
+    heads = ("a step", "all layers here", *(f"{lent:.0f} lent" for lent in lents if lent), "allowed")
+    return f"""Layers that lend their memory (`worker.remap`): a copy of a layer takes {found["copy_s"] * 1e3:.1f} ms. A step takes so many
+times as long as with all layers here, with the better number of slots; `allowed` is what the controller's equations allow:
+
+{table(heads, rows)}
+
+So at this link's speed a layer may lend its memory only in large steps, and the controller refuses the others."""
+
+
+def allowed(lent: int, found: Any, layer_s: float) -> bool:
+    """Equations 4 and 5."""
+    copy_s, layers = found["copy_s"], found["layers"]
+    return copy_s * (lent + 1) <= layer_s * (layers - lent - 1) or copy_s * (lent + 2) <= layer_s * layers
