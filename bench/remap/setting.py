@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loadtest.client import Endpoint, Outcome
+from loadtest.figures import spread
 from loadtest.plans import PlannedSession, PlannedTurn
 from loadtest.policies import fixed_answers
 from loadtest.prompts import block_words
@@ -19,6 +21,7 @@ from loadtest.traces import TraceRequest, read_trace
 from loadtest.users import Loop, run_load
 from loadtest.workload import plan, salted
 from runtime.clock import RealClock
+from runtime.config_file import load_config
 
 #: 24 layers: with few layers none can be lent (docs/design/0037).
 SHAPE = "200m"
@@ -35,6 +38,15 @@ MIXES = {
     "instruct": ((40, 0.6), (120, 0.7)),
     "long": ((700, 0.3), (150, 0.4)),
     "short": ((120, 0.3), (60, 0.4)),
+}
+#: The worker's metrics, by the start of their lines; those of all models are added.
+_COUNTERS = {
+    "preemptions": "upbeat_worker_preemptions_total",
+    "lent": 'upbeat_worker_layers_moved_total{model="a",way="lent"',
+    "lent_too": 'upbeat_worker_layers_moved_total{model="b",way="lent"',
+    "copies": "upbeat_worker_layer_copies_total",
+    "waited_s": "upbeat_worker_layer_wait_seconds_total",
+    "now": "upbeat_worker_layers_lent{",
 }
 #: Tokens of a request at most.
 LONGEST = 1400
@@ -91,6 +103,18 @@ def _drawn(rng: random.Random, mean: float, sigma: float) -> int:
     return round(rng.lognormvariate(0.0, sigma) * mean / 2.718281828 ** (sigma**2 / 2))
 
 
+def figures(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Of a stretch. tbt_s: from each token to the next, of all answers."""
+    span_s = max(o.end_s for o in outcomes) - min(o.sent_s for o in outcomes)
+    return {
+        "requests": len(outcomes),
+        "ttft_s": spread(o.ttft_s for o in outcomes),
+        "tbt_s": spread(gap for o in outcomes for gap in o.gaps_s),
+        "tokens_s": round(sum(o.output_tokens for o in outcomes) / span_s, 2),
+        "lateness_s": spread(o.sent_s - o.planned_s for o in outcomes),
+    }
+
+
 class Arm:
     """A stack; within `with`. kv_mib: of the device's memory beside the weights."""
 
@@ -113,10 +137,18 @@ class Arm:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    @property
-    def url(self) -> str:
-        """Of its gateway."""
-        return self._stack.url
+    def samples(self) -> dict[str, float]:
+        """Of the worker: preemptions, layers lent, copies, and seconds that steps waited for them, since its start; and
+        layers that are lent `now`."""
+        port = load_config(self._stack.config_file, {"nodes": {"count": 1}}).node(0).devices[0].metrics_port
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+            lines = reply.read().decode().splitlines()
+        found = dict.fromkeys(_COUNTERS, 0.0)
+        for line in lines:
+            for name, start in _COUNTERS.items():
+                if line.startswith(start):
+                    found[name] += float(line.rpartition(" ")[2])
+        return found
 
     def send(self, requests: list[TraceRequest], salt: int, loop: Loop | None = None) -> list[Outcome]:
         """The outcomes. salt: another one for each load, so that nothing is cached. Raises StackError if one failed."""
