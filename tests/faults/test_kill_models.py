@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(280)]
 LAYERS = {"small": 4, "middle": 6, "large": 8}
 #: Slow enough that a prefill begins while layers come.
 PIECE = "model.piece"
-#: Where it is killed; the last needs more time than a slice.
-POINTS = [point for point in OF_MODELS if point not in (PIECE, "model.draining")]
+#: Where it is killed by the first test. Draining needs more time than a slice, and lending another setting.
+POINTS = [point for point in OF_MODELS if point not in (PIECE, "model.draining", "model.circulating")]
 SHORT, LONG = 12, 1500
 
 
@@ -129,3 +129,30 @@ def test_every_request_is_answered_when_the_worker_dies_while_a_busy_model_gives
             assert answer.result().text == alone[what], what
     assert not file.exists(), "the worker was not killed there"
     assert httpx.get(f"{armed.stack.url}/v1/fleet", timeout=10).status_code == 200
+
+
+def test_every_request_is_answered_when_the_worker_dies_while_layers_move(
+    models: dict[str, Path], alone: dict[str, str], tmp_path: Path
+) -> None:
+    shared = Path(tempfile.mkdtemp(prefix="upbeat-test-", dir="/dev/shm"))
+    file = tmp_path / "circulating"
+    settings = {"remap": "auto", "failpoints": {"model.circulating": f"once:{file}"}}
+    try:
+        # 9 granules of 2 MiB are weights, 6 are KV: of about three of these requests.
+        with Stack(
+            models={"large": models["large"]},
+            nodes=1,
+            hbm_gib=0.0294,
+            dram_gib=0.05,
+            settings={"shm_dir": str(shared), "worker": settings},
+        ) as stack:
+            for salt in range(2):
+                file.touch()
+                with ThreadPoolExecutor() as pool:
+                    going = [pool.submit(ask, stack, "large", LONG, f"{salt}-{n}") for n in range(6)]
+                    assert [answer.result().text for answer in going] == [alone["large, long"]] * 6
+                assert not file.exists(), "the worker was not killed there"
+                wait_ready(stack, 60)
+        assert not list(shared.iterdir()), "left in shared memory"
+    finally:
+        shutil.rmtree(shared)

@@ -1,5 +1,5 @@
-"""Six models on devices that hold about half of them, mixed load with kills: every answer is that of a model alone, and
-then nothing is held and nothing has grown.
+"""Six models that may lend layers, on devices that hold about half of them, mixed load with kills: every answer is that
+of a model alone, and then nothing is held and nothing has grown.
 
     make soak ARGS=tests/soak/test_soak_models.py      # settings: see test_soak.py
 """
@@ -70,7 +70,7 @@ def test_six_models_share_devices_for_as_long_as_they_run(tmp_path: Path, shared
             chat = Chat(cold.url, f"cold-{name}", model=name)
             expected[name] = [chat.say(line).text for line in lines]
     soak, seconds = Soak(), 60 * MINUTES
-    settings = {"sharing": "prism", "shm_dir": str(shared)}
+    settings = {"sharing": "prism", "shm_dir": str(shared), "worker": {"remap": "auto"}}
     with Stack(
         models=models, nodes=2, directory=tmp_path / "stack", hbm_gib=HBM_GIB, dram_gib=0.06, settings=settings
     ) as stack:
@@ -96,6 +96,8 @@ def test_six_models_share_devices_for_as_long_as_they_run(tmp_path: Path, shared
         at_rest(stack, soak)
         erase_everything(stack)
         _weights_are_counted(stack)
+        moved = [sum(v for k, v in metrics(stack)[f"worker-{n}"].items() if "layers_moved" in k) for n in range(2)]
+        print(f"layers lent and taken back since the last kills: {moved}")
         stop_and_check(stack)
         assert not list(shared.iterdir()), "left in shared memory"
 

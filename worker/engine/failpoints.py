@@ -35,6 +35,7 @@ OF_MODELS: Mapping[str, str] = {
     "model.piece": "a copy thread copies a piece of its weights next",
     "model.layerwise": "a step uses a layer while later ones are still to come",
     "model.active": "all of its weights have come, and nothing has been computed since",
+    "model.circulating": "it lends another number of layers: some move next",
     "model.draining": "its sequences are preempted and their KV is being saved",
     "model.unloading": "it counts as cold, and its weights still hold memory",
 }
