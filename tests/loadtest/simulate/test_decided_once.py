@@ -34,6 +34,9 @@ TAKEN = {
     "worker.core.balloon": {"Balloon", "Share"},
     "worker.core.engine_core": {"EngineCore"},
     "worker.core.hbm": {"HbmCache"},
+    # `circulating` says which layers take turns, as the worker's own shell asks it.
+    "worker.core.lending": {"Lending", "circulating"},
+    "worker.core.remap": {"Circulate"},
     "storelink.core.load_plan": {"LoadRate", "Source"},
     "worker.core.pace": {"Pace"},
     "worker.core.pages": {"PagePool"},
