@@ -7,10 +7,9 @@ that is not there. Copies take no memory bandwidth from computing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from loadtest.simulate.costs import Costs
-from worker.core.lending import circulating
 
 #: Most steps until the pipeline counts as periodic; steps then differ by less than a copy over so many steps.
 _MOST_STEPS = 64
@@ -18,10 +17,10 @@ _MOST_STEPS = 64
 _AHEAD = 64
 
 
-def periodic_step_s(layers: int, count: int, slots: int, layer_s: float, transfer_s: float) -> float:
-    """Seconds of a step, one of many alike: `count` of the layers take turns in `slots`; layer_s computes a layer,
-    transfer_s copies one."""
-    chosen = circulating(layers, count)
+def periodic_step_s(layers: int, chosen: Sequence[int], slots: int, layer_s: float, transfer_s: float) -> float:
+    """Seconds of a step, one of many alike: `chosen` of the layers, in their order, take turns in `slots`; layer_s
+    computes a layer, transfer_s copies one."""
+    count = len(chosen)
     following = {
         layer: chosen[rank + slots if rank + slots < count else rank % slots] for rank, layer in enumerate(chosen)
     }
@@ -48,23 +47,23 @@ def periodic_step_s(layers: int, count: int, slots: int, layer_s: float, transfe
 
 
 class CirculatingCosts:
-    """`Costs` of a model that may lend layers. transfer_s: a copy of one. lends: how many it lends now, and its slots;
-    whoever carries lending out sets it."""
+    """`Costs` of a model that may lend layers. transfer_s: a copy of one. chosen, slots: layers that take turns now, in
+    so many slots; whoever carries lending out sets them."""
 
     def __init__(self, inner: Costs, layers: int, transfer_s: float) -> None:
         self._inner, self.layers, self.transfer_s = inner, layers, transfer_s
-        self.lends = 0, 0
+        self.chosen: Sequence[int] = ()
+        self.slots = 0
 
     def _with_copies(self, seconds: float) -> float:
-        lent, slots = self.lends
-        if not lent:
+        if not self.slots:
             return seconds
-        return periodic_step_s(self.layers, lent + slots, slots, seconds / self.layers, self.transfer_s)
+        return periodic_step_s(self.layers, self.chosen, self.slots, seconds / self.layers, self.transfer_s)
 
     def decode(self, batch: int, context_tokens: float) -> tuple[float, float]:
         """See Costs."""
         seconds, slope_s = self._inner.decode(batch, context_tokens)
-        if not self.lends[0]:
+        if not self.slots:
             return seconds, slope_s
         tokens = _AHEAD * batch
         first_s, later_s = self._with_copies(seconds), self._with_copies(seconds + tokens * slope_s)

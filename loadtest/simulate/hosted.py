@@ -78,7 +78,9 @@ class HostedModel:
         self.core = EngineCore(CoreState(self.shape, cache, policy, lambda tenant: b"", kind.model, ids))
         self.core.handle(ev.StoreUp(), host.events.now)
         self._seed_rates()
-        self.engine = make_engine(host.events, kind, self.core, Shell(self._do, self._spoke, self._over, self._is_here, self._said))
+        self.engine = make_engine(
+            host.events, kind, self.core, Shell(self._do, self._spoke, self._over, self._is_here, self._said)
+        )
         self.gaps = TokenGaps()
         self.loads: dict[int, Coming] = {}
         #: Loads that closed during the current step, which may still need their KV.

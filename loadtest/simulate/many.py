@@ -272,9 +272,7 @@ def simulate_many(
     """Run a trace to its end. Deterministic. watch: called after every event. Raises ValueError for a model that no
     device has, or that does not fit."""
     events = Events()
-    fleet = SharedFleet.of(
-        events, run.kind, run.devices, run.sharing, run.where, has=run.has, remap_cap=run.remap_cap
-    )
+    fleet = SharedFleet.of(events, run.kind, run.devices, run.sharing, run.where, has=run.has, remap_cap=run.remap_cap)
     run.prepare(fleet)
     trace = sorted(requests, key=lambda asked: asked.time_s)
     sent: list[Request] = []

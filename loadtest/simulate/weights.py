@@ -13,7 +13,6 @@ from loadtest.simulate.channels import Channel, Job
 from loadtest.simulate.circulating import CirculatingCosts
 from loadtest.simulate.events import Events
 from loadtest.simulate.shared_kind import SharedKind, SharedModel
-from worker.core.lending import circulating
 from worker.core.remap import Circulate
 from worker.core.residency import Load, Residency
 
@@ -82,38 +81,37 @@ class Weights:
                 self.memory(model.granules)
                 self._load(model)
             elif isinstance(instruction, Circulate):
-                seconds += self._circulate(model, instruction, make_way)
+                seconds += self._circulate(model, make_way)
             else:
                 for coming in (self._fillings, self._returns):
                     if (filling := coming.pop(model.name, None)) is not None:
                         for job in filling.jobs:
                             self.bus.cancel(job)
-                granules = model.granules - self._lends(model)[0] * model.layer_granules
-                if model.name in self.lenders:
-                    self.lenders[model.name].lends = 0, 0
+                granules = model.granules
+                if (costs := self.lenders.get(model.name)) is not None:
+                    granules -= (len(costs.chosen) - costs.slots) * model.layer_granules
+                    costs.chosen, costs.slots = (), 0
                 self.memory(-granules)
                 seconds += granules * self.kind.unmap_s
         return seconds
 
-    def _lends(self, model: SharedModel) -> tuple[int, int]:
-        return self.lenders[model.name].lends if model.name in self.lenders else (0, 0)
-
-    def _circulate(self, model: SharedModel, asked: Circulate, make_way: Callable[[], None]) -> float:
+    def _circulate(self, model: SharedModel, make_way: Callable[[], None]) -> float:
         """As `worker.models.circulating.Circulation.change`: the device's thread unmaps; the copying thread maps, and
         copies what is not where steps read it from now on. Returns seconds of the device."""
         costs, each = self.lenders[model.name], model.layer_granules
-        lent, slots = costs.lends
-        before = set(circulating(costs.layers, lent + slots)) if lent else set[int]()
-        after = set(circulating(costs.layers, asked.lent + asked.slots)) if asked.lent else set[int]()
-        if asked.lent < lent:
+        lending = self.residency.models[model.name].lending
+        assert lending is not None
+        before, after, slots = set(costs.chosen), set(lending.circulating), costs.slots
+        freed = (len(after) - lending.slots) - (len(before) - slots)
+        if freed < 0:
             make_way()
-        self.memory((lent - asked.lent) * each)
-        costs.lends = asked.lent, asked.slots
-        mapped = len(before - after) + max(asked.slots - slots, 0)
-        copied = len(before - after) + asked.slots
+        self.memory(-freed * each)
+        costs.chosen, costs.slots = lending.circulating, lending.slots
+        mapped = len(before - after) + max(lending.slots - slots, 0)
+        copied = len(before - after) + lending.slots
         self.moved += copied
         self._return(model, copied, (copied * costs.transfer_s + mapped * each * self.kind.map_s) / max(copied, 1))
-        return (len(after - before) + max(slots - asked.slots, 0)) * each * self.kind.unmap_s
+        return (len(after - before) + max(slots - lending.slots, 0)) * each * self.kind.unmap_s
 
     def _return(self, model: SharedModel, layers: int, seconds: float) -> None:
         """So many layers come, each within `seconds` of the bus."""

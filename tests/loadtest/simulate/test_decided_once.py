@@ -34,8 +34,7 @@ TAKEN = {
     "worker.core.balloon": {"Balloon", "Share"},
     "worker.core.engine_core": {"EngineCore"},
     "worker.core.hbm": {"HbmCache"},
-    # `circulating` says which layers take turns, as the worker's own shell asks it.
-    "worker.core.lending": {"Lending", "circulating"},
+    "worker.core.lending": {"Lending"},
     "worker.core.remap": {"Circulate"},
     "storelink.core.load_plan": {"LoadRate", "Source"},
     "worker.core.pace": {"Pace"},
