@@ -18,9 +18,9 @@ from loadtest.simulate.presets import OPT_13B
 from loadtest.simulate.shared_kind import SharedKind
 
 #: A model's turn where models have turns (ours), in seconds.
-TURN_S = 20.0
+TURN_S = 10.0
 #: Length of a trace; those of Alpaca, with many more requests, are half as long.
-SECONDS, QUICK_S = 120.0, 12.0
+SECONDS, QUICK_S = 80.0, 12.0
 HEADLINE = ("recompute", "preempt", "remap", "nested")
 ALONE: Mapping[ModelShape, float] = {OPT_13B: C1[OPT_13B]}
 
@@ -50,7 +50,7 @@ class Bench:
 
     def in_turn(self, kind: SharedKind, lengths: Sequence[Lengths], rates: Sequence[float]) -> list[ModelRequest]:
         """Requests of models that have turns."""
-        turn_s = TURN_S / (4 if self.quick else 1)
+        turn_s = TURN_S / (2 if self.quick else 1)
         return temporal(self._streams(kind, lengths, rates), turn_s, self.seconds(lengths), self.seed, self.trace)
 
     def together(self, kind: SharedKind, lengths: Sequence[Lengths], rates: Sequence[float]) -> list[ModelRequest]:
@@ -119,10 +119,10 @@ def figure_10(bench: Bench) -> dict[str, Any]:
 
 
 def figure_11(bench: Bench) -> dict[str, Any]:
-    """C1 round robin: which idle model lends first."""
+    """C1 round robin, Alpaca: which idle model lends first."""
     kind, cells = device(C1), []
-    for rate in bench.some([6.0, 9.0]):
-        requests = bench.in_turn(kind, [SHAREGPT] * 3, [rate] * 3)
+    for rate in bench.some([80.0, 120.0]):
+        requests = bench.in_turn(kind, [ALPACA] * 3, [rate] * 3)
         cells += _cells(kind, ("remap", "LRU"), requests, rate=rate)
     return {"rows": bench.pool(cells)}
 
@@ -130,7 +130,7 @@ def figure_11(bench: Bench) -> dict[str, Any]:
 def figure_12(bench: Bench) -> dict[str, Any]:
     """C1, all models busy: each lends to itself."""
     kind, cells = device(C1), []
-    for lengths, rate in bench.some([(ALPACA, 30.0), (SHAREGPT, 2.5), (SHAREGPT, 4.0)]):
+    for lengths, rate in bench.some([(ALPACA, 30.0), (SHAREGPT, 3.0)]):
         requests = bench.together(kind, [lengths] * 3, [rate] * 3)
         cells += _cells(kind, HEADLINE, requests, lengths=lengths.name, rate=rate)
     return {"rows": bench.pool(cells)}
@@ -149,12 +149,12 @@ def figure_13(bench: Bench) -> dict[str, Any]:
 
 def figure_14(bench: Bench) -> dict[str, Any]:
     """OPT-13b, Alpaca: against KV that is swapped."""
-    return {"rows": bench.pool(_alone(bench, ("recompute", "pie", "remap", "nested"), [40.0, 80.0, 100.0]))}
+    return {"rows": bench.pool(_alone(bench, ("recompute", "pie", "remap", "nested"), [80.0, 110.0]))}
 
 
 def figure_15(bench: Bench) -> dict[str, Any]:
     """OPT-13b, Alpaca: one slot always, two always, production's choice."""
-    return {"rows": bench.pool(_alone(bench, ("alpha+1", "alpha+2", "remap", "nested"), [60.0, 80.0, 100.0]))}
+    return {"rows": bench.pool(_alone(bench, ("alpha+1", "alpha+2", "remap", "nested"), [80.0, 110.0]))}
 
 
 def figure_16(bench: Bench) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def figure_16(bench: Bench) -> dict[str, Any]:
     kind, cells = device(ALONE), []
     for rate in (1.0, 10.0):
         peak = bench.together(kind, [ALPACA], [120.0])
-        begin_s = bench.seconds([ALPACA]) / 6
+        begin_s = bench.seconds([ALPACA]) / 4
         later = bench.together(kind, [ALPACA], [rate])
         requests = [asked for asked in peak if asked.time_s < begin_s]
         requests += [replace(asked, time_s=begin_s + asked.time_s) for asked in later]
@@ -173,7 +173,7 @@ def figure_16(bench: Bench) -> dict[str, Any]:
 
 def figure_17(bench: Bench) -> dict[str, Any]:
     """OPT-13b, Alpaca: with a cap on what is lent, and without."""
-    return {"rows": bench.pool(_alone(bench, ("preempt", "remap", "uncapped"), [10.0, 80.0, 100.0]))}
+    return {"rows": bench.pool(_alone(bench, ("preempt", "remap", "uncapped"), [10.0, 110.0]))}
 
 
 def figure_ratio(bench: Bench) -> dict[str, Any]:
