@@ -22,7 +22,7 @@ from loadtest.simulate.mechanisms import IN_MEMORY, NONE
 from loadtest.simulate.shared_kind import GRANULE_BYTES, SharedKind, SharedModel
 from loadtest.simulate.token_gaps import TokenGaps, percentiles
 from worker.core.balloon import Share
-from worker.core.lending import Lending
+from worker.core.lending import Lending, circulating
 from worker.core.remap import Remap
 from worker.core.resident import Resident
 
@@ -62,17 +62,23 @@ class TwoSlots(Lending):
 
 class Nested(Lending):
     """The layers that take turns are the first ones of an order of their numbers' bits reversed, so one layer more
-    leaves the others where they are. Gaps differ by a factor of two, which two slots even out."""
+    leaves the others where they are. Gaps differ by a factor of two, which two slots even out. Where equation (5) does
+    not hold for two slots, it is production's."""
 
     @property
     def circulating(self) -> list[int]:
         """See `Lending`."""
-        return sorted(bits_reversed(self.layers)[: self.lent + self.slots]) if self.lent else []
+        if self.slots < 2:
+            return circulating(self.layers, self.lent + self.slots) if self.lent else []
+        return sorted(bits_reversed(self.layers)[: self.lent + self.slots])
 
     def slots_for(self, lent: int, decodes: int) -> int | None:
-        """As many layers as production's, in two slots."""
+        """As many layers as production's, in two slots where they do."""
         found = Lending.slots_for(self, lent, decodes)
-        return 2 if found and lent + 2 <= self.layers else found
+        if not found or lent + 2 > self.layers:
+            return found
+        layer_s = (self._resident or self.pace).decode_s(max(decodes, 1)) / self.layers
+        return 2 if self.transfer_s * (lent + 2) <= layer_s * self.layers else found
 
 
 class Uncapped(Lending):

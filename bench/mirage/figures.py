@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from bench.mirage import border
 from bench.mirage.arms import run
 from bench.mirage.devices import C1, C2, LINKS, device, instance
-from bench.mirage.loads import ALPACA, LONG, SHAREGPT, SHORT, Lengths, Stream, spatial, temporal
+from bench.mirage.loads import ALPACA, BRIEF, LONG, SHAREGPT, SHORT, Lengths, Stream, spatial, temporal
 from loadtest.simulate.costs import ModelShape
 from loadtest.simulate.many import ModelRequest
 from loadtest.simulate.presets import OPT_13B
@@ -88,7 +88,7 @@ def figure_8(bench: Bench) -> dict[str, Any]:
     cells = []
     for name, models, lengths, rate in bench.some(
         [
-            ("C1", C1, ALPACA, 80.0),
+            ("C1", C1, ALPACA, 120.0),
             ("C1", C1, SHAREGPT, 6.0),
             ("C2", C2, ALPACA, 20.0),
             ("C2", C2, SHAREGPT, 1.0),
@@ -119,10 +119,10 @@ def figure_10(bench: Bench) -> dict[str, Any]:
 
 
 def figure_11(bench: Bench) -> dict[str, Any]:
-    """C1 round robin, Alpaca: which idle model lends first."""
+    """C1 round robin, brief answers: which idle model lends first."""
     kind, cells = device(C1), []
-    for rate in bench.some([80.0, 120.0]):
-        requests = bench.in_turn(kind, [ALPACA] * 3, [rate] * 3)
+    for rate in bench.some([18.0, 24.0]):
+        requests = bench.in_turn(kind, [BRIEF] * 3, [rate] * 3)
         cells += _cells(kind, ("remap", "LRU"), requests, rate=rate)
     return {"rows": bench.pool(cells)}
 

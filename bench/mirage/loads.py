@@ -33,8 +33,10 @@ class Lengths:
 
 
 SHAREGPT, ALPACA = Lengths("ShareGPT", 161.0, 338.0), Lengths("Alpaca", 19.0, 58.0)
-#: Seven tenths of the paper's 1,734 and 634 tokens: the longest must fit the memory that C2 leaves.
-LONG, SHORT = Lengths("long", 800.0, 400.0, 1000, 0.2), Lengths("short", 300.0, 150.0, 1000, 0.2)
+#: Six tenths of the paper's 1,734 and 634 tokens: the longest must fit the memory that C2 leaves.
+LONG, SHORT = Lengths("long", 700.0, 350.0, 950, 0.2), Lengths("short", 254.0, 126.0, 950, 0.2)
+#: Answers end soon after their model's turn, so that the other models are idle (ours).
+BRIEF = Lengths("brief", 161.0, 100.0, 200, 0.5)
 
 
 def arrivals(rate: float, seconds: float, seed: int, trace: Path | None) -> list[float]:

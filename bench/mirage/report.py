@@ -47,7 +47,7 @@ def _means(rows: Sequence[Any], arms: Sequence[str] = ("remap", "nested"), again
     said = []
     for arm in arms:
         tbt, ttft, rate = (_change(rows, arm, name, against) for name in ("tbt_p99_ms", "ttft_p99_s", "tokens_per_s"))
-        said.append(f"`{arm}` P99 TBT {tbt:+.0f} %, P99 TTFT {ttft:+.0f} %, tokens/s {rate:+.0f} %")
+        said.append(f"`{arm}` P99 TBT {tbt:+.0f} %, P99 TTFT {ttft:+.1f} %, tokens/s {rate:+.0f} %")
     return f"Here, mean over these loads, against `{against}`: {'; '.join(said)}."
 
 
@@ -125,7 +125,7 @@ def ten() -> str:
 def eleven() -> str:
     return _compared(
         "11",
-        "Figure 11: which idle model lends first, C1 round robin, Alpaca",
+        "Figure 11: which idle model lends first, C1 round robin, brief answers",
         "Paper: MRU has up to 22 % less tail latency than LRU. `remap` is MRU.",
         ("requests/s",),
         lambda row: (_rate(row),),
@@ -191,7 +191,7 @@ def sixteen() -> str:
         "## Figure 16: layers that come back, OPT-13b, Alpaca\n\nPaper: reversion lowers P50 TBT by 49 % at 1 request/s, "
         "little at 10. Here after a peak; `kept` takes nothing back. Where the controller lends no more than copies hide, "
         f"what stays lent costs little. After a burst that lent {back['layers']:.0f} layers the last one was back "
-        f"{back['back_s']:.1f} s after the burst's last answer.\n\n"
+        f"{abs(back['back_s']):.1f} s {'after' if back['back_s'] > 0 else 'before'} the burst's last answer.\n\n"
         + table(("requests/s", "arm", "P50 TBT", "P90", "P99"), lines)
     )
 
