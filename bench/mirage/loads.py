@@ -39,8 +39,12 @@ LONG, SHORT = Lengths("long", 700.0, 350.0, 950, 0.2), Lengths("short", 254.0, 1
 BRIEF = Lengths("brief", 161.0, 100.0, 200, 0.5)
 
 
+class BadTrace(ValueError):
+    """A file of arrivals that a run cannot use."""
+
+
 def arrivals(rate: float, seconds: float, seed: int, trace: Path | None) -> list[float]:
-    """Times of arrivals, `rate` a second in the mean."""
+    """Times of arrivals, `rate` a second in the mean. Raises BadTrace for a file without times, or with too few."""
     return _of_file(trace, rate, seconds) if trace is not None else _in_bursts(rate, seconds, seed)
 
 
@@ -60,12 +64,15 @@ def _of_file(path: Path, rate: float, seconds: float) -> list[float]:
     with path.open() as lines:
         rows = csv.DictReader(lines)
         if "TIMESTAMP" not in (rows.fieldnames or ()):
-            raise ValueError(f"--trace {path} has no column TIMESTAMP; use a file like Azure's code trace")
+            raise BadTrace(f"--trace {path} has no column TIMESTAMP; use a file like Azure's code trace")
         # Fractions of a second have seven digits.
-        times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
+        try:
+            times = sorted(datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows)
+        except ValueError as error:
+            raise BadTrace(f"--trace {path}: {error}; TIMESTAMP is like 2023-11-16 18:17:03.9799600") from None
     count = round(rate * seconds) + 1
     if len(times) < count:
-        raise ValueError(f"--trace {path} has {len(times)} arrivals; a run needs {count}")
+        raise BadTrace(f"--trace {path} has {len(times)} arrivals; a run needs {count}")
     scale = seconds / (times[count - 1] - times[0])
     return [(at - times[0]) * scale for at in times[: count - 1]]
 

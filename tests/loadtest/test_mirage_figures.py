@@ -13,7 +13,7 @@ from bench.mirage import border
 from bench.mirage.arms import ARMS, Nested, OneSlot, Swapping, TwoSlots, bits_reversed, run, swapping
 from bench.mirage.devices import C1, C2, device, instance
 from bench.mirage.figures import Bench, figure_ratio
-from bench.mirage.loads import ALPACA, SHAREGPT, Stream, arrivals, spatial, temporal
+from bench.mirage.loads import ALPACA, SHAREGPT, BadTrace, Stream, arrivals, spatial, temporal
 from loadtest.simulate.circulating import periodic_step_s
 from loadtest.simulate.many import ModelRequest
 from loadtest.simulate.presets import H100, OPT_13B
@@ -59,11 +59,14 @@ def test_a_file_s_arrivals_keep_their_pattern_at_another_rate(tmp_path: Path) ->
 
 
 def test_a_file_that_is_too_short_or_has_no_times_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has 10 arrivals; a run needs 41"):
+    with pytest.raises(BadTrace, match="has 10 arrivals; a run needs 41"):
         arrivals(2.0, 20.0, 1, file_of(tmp_path, [0.1] * 10))
     (tmp_path / "other.csv").write_text("time,tokens\n1,2\n")
-    with pytest.raises(ValueError, match="has no column TIMESTAMP"):
+    with pytest.raises(BadTrace, match="has no column TIMESTAMP"):
         arrivals(2.0, 20.0, 1, tmp_path / "other.csv")
+    (tmp_path / "words.csv").write_text("TIMESTAMP\nsoon\n")
+    with pytest.raises(BadTrace, match="TIMESTAMP is like"):
+        arrivals(2.0, 20.0, 1, tmp_path / "words.csv")
 
 
 def test_models_in_turns_have_requests_in_their_own_turns_only() -> None:
