@@ -22,12 +22,14 @@ from worker.core.sequence import Sequence
 @dataclass(frozen=True, slots=True)
 class Shell:
     """The rest of an engine's model. execute: carries out the core's instructions. spoke, ended: called at each first
-    token and each complete answer. is_here: whether a load that a step needs has arrived; None: it never will."""
+    token and each complete answer. is_here: whether a load that a step needs has arrived; None: it never will. told:
+    called with the sequences that got tokens, and how many each."""
 
     execute: Callable[[do.Instruction], None]
     spoke: Callable[[Sequence], None]
     ended: Callable[[Sequence], None]
     is_here: Callable[[do.Coming], bool | None]
+    told: Callable[[list[Sequence], int], None] = lambda sequences, count: None
 
 
 class Engine:
@@ -166,13 +168,14 @@ class Engine:
         self._stretch.pass_over(steps)
         self.busy_s += seconds
         self.steps += steps
-        first_tokens, ended = [], []
+        first_tokens, told, ended = [], [], []
         tokens: dict[str, int] = {}
         for s, count in step.batch:
             request_id = s.request.request_id
             if request_id in void or s.computed + count < len(s.tokens):
                 continue
             tokens[request_id] = 0
+            told.append(s)
             if not s.generated:
                 first_tokens.append(s)
             if s.generated + steps >= s.max_tokens:
@@ -187,5 +190,6 @@ class Engine:
         self._act()
         for s in first_tokens:
             self._shell.spoke(s)
+        self._shell.told(told, steps)
         for s in ended:
             self._shell.ended(s)

@@ -19,6 +19,7 @@ from loadtest.simulate.events import Events
 from loadtest.simulate.mechanisms import Mechanisms
 from loadtest.simulate.request import Request
 from loadtest.simulate.store import NodeStore
+from loadtest.simulate.token_gaps import TokenGaps
 from loadtest.simulate.turns import Coming, sequence_of
 from storelink.core.load_plan import LoadRate, Source
 from worker.core import events as ev
@@ -77,7 +78,10 @@ class HostedModel:
         self.core = EngineCore(CoreState(self.shape, cache, policy, lambda tenant: b"", kind.model, ids))
         self.core.handle(ev.StoreUp(), host.events.now)
         self._seed_rates()
-        self.engine = make_engine(host.events, kind, self.core, Shell(self._do, self._spoke, self._over, self._is_here))
+        self.engine = make_engine(
+            host.events, kind, self.core, Shell(self._do, self._spoke, self._over, self._is_here, self._said)
+        )
+        self.gaps = TokenGaps()
         self.loads: dict[int, Coming] = {}
         #: Loads that closed during the current step, which may still need their KV.
         self._closed: dict[int, Coming] = {}
@@ -112,6 +116,14 @@ class HostedModel:
         request = self.outstanding[sequence.request.request_id][0]
         # `cached` may exceed the history: a request preempted in its prompt finds what it computed itself.
         request.first_s, request.cached_tokens = self._events.now, min(sequence.cached, request.history_tokens)
+
+    def _said(self, sequences: list[Sequence], count: int) -> None:
+        now = self._events.now
+        for sequence in sequences:
+            request = self.outstanding[sequence.request.request_id][0]
+            if request.last_s >= 0:
+                self.gaps.add((now - request.last_s) / count, count)
+            request.last_s = now
 
     def _over(self, sequence: Sequence) -> None:
         request, _ = self.outstanding.pop(sequence.request.request_id)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from contracts.ids import DEFAULT_TENANT, SessionKey
 from contracts.models import ModelState
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import REPORT_EVERY_S, TICK_EVERY_S
+from loadtest.simulate.mechanisms import IN_MEMORY, Mechanisms
 from loadtest.simulate.request import Request
 from loadtest.simulate.shared_device import SharedDevice, Sharing
 from loadtest.simulate.shared_kind import GRANULE_BYTES, SharedKind
@@ -75,8 +77,11 @@ class SharedFleet:
         count: int,
         sharing: Sharing,
         where: Sequence[Sequence[str]] | None = None,
+        *,
+        has: Mechanisms = IN_MEMORY,
+        remap_cap: float = 0.0,
     ) -> SharedFleet:
-        """`count` devices. Raises ValueError where the models do not fit."""
+        """`count` devices. has, remap_cap: see `SharedDevice`. Raises ValueError where the models do not fit."""
         names = tuple(model.name for model in kind.models)
         control = Control(Settings(models=names))
         fleet = cls(events, {}, control)
@@ -84,12 +89,15 @@ class SharedFleet:
             name = f"device-{number}"
             own = kind if where is None else kind.of(where[number])
             if own.models:
-                fleet._add(name, own, sharing, REPORT_EVERY_S * number / count)
+                make = functools.partial(SharedDevice, name, own, sharing, events, has=has, remap_cap=remap_cap)
+                fleet._add(make, REPORT_EVERY_S * number / count)
         fleet._tick()
         return fleet
 
-    def _add(self, name: str, kind: SharedKind, sharing: Sharing, first_s: float) -> None:
-        device = self.devices[name] = SharedDevice(name, kind, sharing, self.events, ended=self._ended)
+    def _add(self, make: Callable[..., SharedDevice], first_s: float) -> None:
+        device = make(ended=self._ended)
+        name, kind = device.name, device.kind
+        self.devices[name] = device
         models = tuple(
             Model(
                 model.name,
@@ -222,7 +230,7 @@ def _state(device: SharedDevice, name: str) -> ModelState:
 class ManyRun:
     """What to simulate. where: see `SharedFleet`. drain_s: after the last request, for running ones to end. lead_s:
     before the trace. By default models that were loaded at the start and never used are idle long enough to be
-    evicted."""
+    evicted. has, remap_cap: see `SharedDevice`. prepare: called with the fleet before it runs."""
 
     kind: SharedKind
     devices: int
@@ -230,6 +238,9 @@ class ManyRun:
     where: Sequence[Sequence[str]] | None = None
     drain_s: float = 300.0
     lead_s: float = 60.0
+    has: Mechanisms = IN_MEMORY
+    remap_cap: float = 0.0
+    prepare: Callable[[SharedFleet], object] = lambda fleet: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +260,8 @@ class ManyOutcome:
             "activations": sum(each.activations for each in residents),
             "evictions": sum(each.evictions for each in residents),
             "preemptions": sum(core.scheduling.preemptions for core in cores),
+            "lendings": sum(each.lending.lendings for each in residents if each.lending is not None),
+            "returns": sum(each.lending.returns for each in residents if each.lending is not None),
             "busy_s": sum(hosted.engine.busy_s for d in devices for hosted in d.models.values()),
         }
 
@@ -259,7 +272,8 @@ def simulate_many(
     """Run a trace to its end. Deterministic. watch: called after every event. Raises ValueError for a model that no
     device has, or that does not fit."""
     events = Events()
-    fleet = SharedFleet.of(events, run.kind, run.devices, run.sharing, run.where)
+    fleet = SharedFleet.of(events, run.kind, run.devices, run.sharing, run.where, has=run.has, remap_cap=run.remap_cap)
+    run.prepare(fleet)
     trace = sorted(requests, key=lambda asked: asked.time_s)
     sent: list[Request] = []
 

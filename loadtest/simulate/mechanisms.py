@@ -37,3 +37,4 @@ class Mechanisms:
 
 ALL = Mechanisms()
 NONE = Mechanisms(frozenset())
+IN_MEMORY = Mechanisms(frozenset((HBM, DRAM)))

@@ -53,12 +53,18 @@ A100_40 = replace(A100, name="A100-40GB", memory_bytes_per_s=1555e9, memory_byte
 H200 = Device(
     "H200-141GB", flops=989e12, memory_bytes_per_s=4800e9, memory_bytes=141e9, mfu=0.50, mbu=0.87, overhead_s=0.002
 )
+#: GH200 with 96 GB of HBM3: an H100's compute (NVIDIA's data sheet; MIRAGE, section 7.1).
+GH200 = replace(H100, name="GH200-96GB", memory_bytes_per_s=4000e9, memory_bytes=96e9)
 LLAMA_2_7B = ModelShape("Llama-2-7B", 6.74e9, layers=32, heads=32, kv_heads=32, head_dim=128)
 LLAMA_31_8B = ModelShape("Llama-3.1-8B", 8.03e9, layers=32, heads=32, kv_heads=8, head_dim=128)
 LLAMA_2_13B = ModelShape("Llama-2-13B", 13.02e9, layers=40, heads=40, kv_heads=40, head_dim=128)
 LLAMA_31_70B = ModelShape("Llama-3.1-70B", 70.55e9, layers=80, heads=64, kv_heads=8, head_dim=128)
 LLAMA_32_1B = ModelShape("Llama-3.2-1B", 1.24e9, layers=16, heads=32, kv_heads=8, head_dim=64)
 LLAMA_32_3B = ModelShape("Llama-3.2-3B", 3.21e9, layers=28, heads=24, kv_heads=8, head_dim=128)
+LLAMA_3_8B = replace(LLAMA_31_8B, name="Llama-3-8B")
+OPT_67B = ModelShape("OPT-6.7B", 6.66e9, layers=32, heads=32, kv_heads=32, head_dim=128)
+OPT_13B = ModelShape("OPT-13B", 12.85e9, layers=40, heads=40, kv_heads=40, head_dim=128)
+OPT_30B = ModelShape("OPT-30B", 29.97e9, layers=48, heads=56, kv_heads=56, head_dim=128)
 QWEN_25_7B = ModelShape("Qwen2.5-7B", 7.62e9, layers=28, heads=28, kv_heads=4, head_dim=128)
 QWEN_25_14B = ModelShape("Qwen2.5-14B", 14.77e9, layers=48, heads=40, kv_heads=8, head_dim=128)
 QWEN_25_32B = ModelShape("Qwen2.5-32B", 32.76e9, layers=64, heads=40, kv_heads=8, head_dim=128)

@@ -14,7 +14,7 @@ from contracts.workflow import Hop
 class Request:
     """One turn. prompt_tokens: history included; history_tokens: the session's previous prompt and answer.
 
-    Times are virtual seconds; first_s and end_s are -1 until known. cached_tokens: prompt tokens not computed.
+    Times are virtual seconds; first_s, last_s and end_s are -1 until known. cached_tokens: prompt tokens not computed.
     """
 
     request_id: str
@@ -36,4 +36,6 @@ class Request:
     #: Seconds by phase until the first token, on the node.
     waits: Mapping[Phase, float] = field(default_factory=dict)
     first_s: float = -1.0
+    #: When its last token came.
+    last_s: float = -1.0
     end_s: float = -1.0

@@ -12,14 +12,16 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from contracts.models import ModelState
 from kvstore.core import instructions as store_do
 from loadtest.simulate.channels import Channel
+from loadtest.simulate.circulating import CirculatingCosts
 from loadtest.simulate.events import Events
 from loadtest.simulate.hosted import Host, HostedModel
-from loadtest.simulate.mechanisms import DRAM, HBM, Mechanisms
+from loadtest.simulate.mechanisms import IN_MEMORY, Mechanisms
 from loadtest.simulate.request import Request
 from loadtest.simulate.shared_kind import GRANULE_BYTES, SharedKind, SharedModel
 from loadtest.simulate.store import Blob, NodeStore, Ways
@@ -27,6 +29,7 @@ from loadtest.simulate.stretch import Stretch
 from loadtest.simulate.turned_engine import TurnedEngine
 from loadtest.simulate.weights import Weights
 from worker.core.balloon import Balloon, Share
+from worker.core.lending import Lending
 from worker.core.pages import PagePool
 from worker.core.residency import Residency
 from worker.core.resident import Expected, Resident
@@ -38,20 +41,31 @@ from worker.core.yielding import Yielding
 Sharing = Literal["static", "elastic", "swap", "serverless", "prism"]
 #: As in `worker.serving` and `worker.engine.device_loop`: least chunks of KV of a model; longest sleep.
 _MIN_CHUNKS, _IDLE_S = 4, 0.5
+#: As there: tokens of the prompt whose prefill hides the copies of an idle model's layers.
+_SHORT_PROMPT = 512
 #: A round of turns that computes nothing takes this long.
 _EMPTY_ROUND_S = 1e-4
 
 
 class SharedDevice:
-    """See the module. The models of `kind` are registered here. ended: called with each complete answer. Invariants:
+    """See the module. The models of `kind` are registered here. ended: called with each complete answer. has: what KV
+    is kept in. remap_cap: part of its layers that a model lends at most (with `prism`); 0: none lends. Invariants:
     those of its cores (`validate`); never is more mapped than there is."""
 
     def __init__(
-        self, name: str, kind: SharedKind, sharing: Sharing, events: Events, *, ended: Callable[[Request], None]
+        self,
+        name: str,
+        kind: SharedKind,
+        sharing: Sharing,
+        events: Events,
+        *,
+        ended: Callable[[Request], None],
+        has: Mechanisms = IN_MEMORY,
+        remap_cap: float = 0.0,
     ) -> None:
         self.name, self.kind, self.sharing, self._events, self._told = name, kind, sharing, events, ended
+        self._remap_cap = remap_cap
         first = kind.models[0].kind
-        has = Mechanisms(frozenset((HBM, DRAM)))
         self.bus, self.link = Channel(events, first.dram_bytes_per_s), Channel(events, first.link_bytes_per_s)
         ways = Ways(Channel(events, first.ssd_bytes_per_s), self.link, Channel(events, first.blob_bytes_per_s))
         shapes = [model.kind.shape for model in kind.models]
@@ -67,9 +81,19 @@ class SharedDevice:
         self.weights: Weights | None = None
         #: Seconds of mapping that no step has yet waited for.
         self._mapping_s = 0.0
+        #: Costs of models that may lend layers.
+        self._lenders = {
+            model.name: CirculatingCosts(model.kind.costs, model.layers, kind.transfer_s(model))
+            for model in kind.models
+            if remap_cap
+        }
         self.models = {
             model.name: HostedModel(
-                model.kind, host, self._pool(model), TurnedEngine, itertools.count(1 + number, len(kind.models))
+                replace(model.kind, costs=self._lenders.get(model.name, model.kind.costs)),
+                host,
+                self._pool(model),
+                TurnedEngine,
+                itertools.count(1 + number, len(kind.models)),
             )
             for number, model in enumerate(kind.models)
         }
@@ -104,6 +128,8 @@ class SharedDevice:
         if self.sharing in ("static", "elastic"):
             granules -= sum(each.granules for each in self.kind.models)
             granules //= len(self.kind.models) if self.sharing == "static" else 1
+            if self.sharing == "static" and model.fixed_granules:
+                granules = model.fixed_granules
         need = -(-_MIN_CHUNKS * model.kind.shape.chunk_bytes // GRANULE_BYTES)
         if granules < need:
             raise ValueError(f"{self.name}: {self.sharing}: no room for KV of {model.name} beside the weights")
@@ -128,9 +154,18 @@ class SharedDevice:
         for name, share in shares.items():
             model, core = self._by_name[name], self.models[name].core
             resident = Resident(share, core, Yielding(core), model.granules, int(model.weight_bytes), model.pinned)
+            resident.lending = self._lending(model)
             residency.join(resident, ModelState.ACTIVE if name in here else ModelState.COLD)
         self.mapped = sum(self._by_name[name].granules for name in here)
-        self.weights = Weights(self._events, self.kind, residency, self.bus, self._memory, self._woken)
+        self.weights = Weights(self._events, self.kind, residency, self.bus, self._memory, self._woken, self._lenders)
+
+    def _lending(self, model: SharedModel) -> Lending | None:
+        """As `worker.serving`."""
+        most, pace = min(int(self._remap_cap * model.layers), model.layers - 1), self.models[model.name].core.pace
+        if most < 1:
+            return None
+        prefill_s = _SHORT_PROMPT * pace.prefill_token_s
+        return Lending(model.layers, model.layer_granules, self.kind.transfer_s(model), prefill_s, most, pace)
 
     def _first_here(self) -> list[str]:
         """As `worker.serving`: each model is loaded once; the last ones stay as far as they fit."""

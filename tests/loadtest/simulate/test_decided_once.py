@@ -34,6 +34,8 @@ TAKEN = {
     "worker.core.balloon": {"Balloon", "Share"},
     "worker.core.engine_core": {"EngineCore"},
     "worker.core.hbm": {"HbmCache"},
+    "worker.core.lending": {"Lending"},
+    "worker.core.remap": {"Circulate"},
     "storelink.core.load_plan": {"LoadRate", "Source"},
     "worker.core.pace": {"Pace"},
     "worker.core.pages": {"PagePool"},
