@@ -2,7 +2,7 @@
 
 - `recompute`: vLLM: fixed parts of memory, a preempted request computes its KV again.
 - `preempt`: ours without lending: memory that models share, KV of a preempted request is kept in host memory.
-- `remap`: production's controller. `nested`: it, with layers that are chosen so that a change moves few of them.
+- `remap`: production's controller. `even`: it, with the paper's choice of layers and slots.
 - `alpha+1`, `alpha+2`: always one slot, always two. `kept`: nothing comes back. `uncapped`: no bound but the layers.
 - `LRU`: of idle models, the one that was used longest ago lends first.
 - `pie`: KV beyond the device's memory is swapped in and out in each step (Pie).
@@ -22,7 +22,7 @@ from loadtest.simulate.mechanisms import IN_MEMORY, NONE
 from loadtest.simulate.shared_kind import GRANULE_BYTES, SharedKind, SharedModel
 from loadtest.simulate.token_gaps import TokenGaps, percentiles
 from worker.core.balloon import Share
-from worker.core.lending import Lending, circulating
+from worker.core.lending import Lending
 from worker.core.remap import Remap
 from worker.core.resident import Resident
 
@@ -60,25 +60,21 @@ class TwoSlots(Lending):
         return False
 
 
-class Nested(Lending):
-    """The layers that take turns are the first ones of an order of their numbers' bits reversed, so one layer more
-    leaves the others where they are. Gaps differ by a factor of two, which two slots even out. Where equation (5) does
-    not hold for two slots, it is production's."""
+class Even(Lending):
+    """The paper's choice: layers evenly spaced, one slot where equation (4) holds (section 5.2). Nearly all layers that
+    take turns are others after a change."""
 
     @property
     def circulating(self) -> list[int]:
         """See `Lending`."""
-        if self.slots < 2:
-            return circulating(self.layers, self.lent + self.slots) if self.lent else []
-        return sorted(bits_reversed(self.layers)[: self.lent + self.slots])
+        count = self.lent + self.slots
+        return [rank * self.layers // count for rank in range(count)]
 
     def slots_for(self, lent: int, decodes: int) -> int | None:
-        """As many layers as production's, in two slots where they do."""
+        """As many layers as production's, in one slot where that suffices."""
         found = Lending.slots_for(self, lent, decodes)
-        if not found or lent + 2 > self.layers:
-            return found
-        layer_s = (self._resident or self.pace).decode_s(max(decodes, 1)) / self.layers
-        return 2 if self.transfer_s * (lent + 2) <= layer_s * self.layers else found
+        fits = self.transfer_s * (lent + 1) <= self.layer_s(decodes) * (self.layers - lent - 1)
+        return 1 if found and fits else found
 
 
 class Uncapped(Lending):
@@ -115,13 +111,6 @@ class LeastRecent(Remap):
         return sorted(idle, key=lambda each: each[0].idle_since_s) + found[len(idle) :]
 
 
-def bits_reversed(layers: int) -> list[int]:
-    """The layers, each between those before it: 0, the middle, the quarters, and so on."""
-    bits = (layers - 1).bit_length()
-    parts = [int(f"{number:0{bits}b}"[::-1], 2) / (1 << bits) for number in range(1 << bits)]
-    return list(dict.fromkeys(int(layers * part) for part in parts))
-
-
 @dataclass(frozen=True, slots=True)
 class Arm:
     """A system. lending, remap: classes in place of production's."""
@@ -137,7 +126,7 @@ ARMS = {
     "recompute": Arm("static", keeps=False),
     "preempt": Arm("prism"),
     "remap": Arm("prism", CAP),
-    "nested": Arm("prism", CAP, lending=Nested),
+    "even": Arm("prism", CAP, lending=Even),
     "alpha+1": Arm("prism", CAP, lending=OneSlot),
     "alpha+2": Arm("prism", CAP, lending=TwoSlots),
     "kept": Arm("prism", CAP, remap=Kept),

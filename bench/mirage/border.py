@@ -57,7 +57,7 @@ def borders(ratios: Sequence[float]) -> list[dict[str, Any]]:
 
 def _step(layers: int, lent: int, ratio: float, lending: Lending) -> float:
     slots = lending.slots_for(lent, BATCH) or (2 if lent + 2 <= layers else 1)
-    return periodic_step_s(layers, circulating(layers, lent + slots), slots, 1.0, ratio) / layers if lent else 1.0
+    return periodic_step_s(layers, circulating(layers, lent, slots), slots, 1.0, ratio) / layers if lent else 1.0
 
 
 def crossing() -> list[dict[str, Any]]:

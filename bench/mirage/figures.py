@@ -21,7 +21,7 @@ from loadtest.simulate.shared_kind import SharedKind
 TURN_S = 10.0
 #: Length of a trace; those of Alpaca, with many more requests, are half as long.
 SECONDS, QUICK_S = 80.0, 12.0
-HEADLINE = ("recompute", "preempt", "remap", "nested")
+HEADLINE = ("recompute", "preempt", "remap", "even")
 ALONE: Mapping[ModelShape, float] = {OPT_13B: C1[OPT_13B]}
 
 T = TypeVar("T")
@@ -149,12 +149,12 @@ def figure_13(bench: Bench) -> dict[str, Any]:
 
 def figure_14(bench: Bench) -> dict[str, Any]:
     """OPT-13b, Alpaca: against KV that is swapped."""
-    return {"rows": bench.pool(_alone(bench, ("recompute", "pie", "remap", "nested"), [80.0, 110.0]))}
+    return {"rows": bench.pool(_alone(bench, ("recompute", "pie", "remap", "even"), [80.0, 110.0]))}
 
 
 def figure_15(bench: Bench) -> dict[str, Any]:
     """OPT-13b, Alpaca: one slot always, two always, production's choice."""
-    return {"rows": bench.pool(_alone(bench, ("alpha+1", "alpha+2", "remap", "nested"), [80.0, 110.0]))}
+    return {"rows": bench.pool(_alone(bench, ("alpha+1", "alpha+2", "remap", "even"), [80.0, 110.0]))}
 
 
 def figure_16(bench: Bench) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def figure_ratio(bench: Bench) -> dict[str, Any]:
     for ratio in (1.0, 2.0, 3.0, 5.0, 12.0):
         kind = border.with_ratio(device(ALONE), ratio)
         requests = bench.together(kind, [SHAREGPT], [4.0])
-        cells += _cells(kind, ("preempt", "remap", "nested"), requests, ratio=ratio)
+        cells += _cells(kind, ("preempt", "remap", "even"), requests, ratio=ratio)
     return {"borders": border.borders((1.0, 2.0, 3.0, 5.0, 12.0)), "links": LINKS, "rows": bench.pool(cells)}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.mirage import border
-from bench.mirage.arms import ARMS, Nested, OneSlot, Swapping, TwoSlots, bits_reversed, run, swapping
+from bench.mirage.arms import ARMS, Even, OneSlot, Swapping, TwoSlots, run, swapping
 from bench.mirage.devices import C1, C2, device, instance
 from bench.mirage.figures import Bench, figure_ratio
 from bench.mirage.loads import ALPACA, SHAREGPT, BadTrace, Stream, arrivals, spatial, temporal
@@ -94,18 +94,9 @@ def test_a_strict_instance_has_its_part_of_everything() -> None:
     assert part.models[0].kind.costs.decode(8, 1e3)[0] > 1.5 * whole.models[0].kind.costs.decode(8, 1e3)[0]
 
 
-@pytest.mark.parametrize("layers", [24, 32, 40, 48])
-def test_nested_layers_stay_when_one_more_takes_its_turn(layers: int) -> None:
-    order = bits_reversed(layers)
-    assert sorted(order) == list(range(layers))
-    for count in (2, 4, 8):
-        chosen = sorted(order[:count])
-        assert max(b - a for a, b in zip(chosen, [*chosen[1:], layers], strict=True)) <= -(-layers // count)
-
-
 @pytest.mark.parametrize("ratio", [1.5, 2.0, 3.0, 5.0])
-def test_nested_layers_in_two_slots_cost_little_where_the_equations_hold(ratio: float) -> None:
-    made = lending(Nested, ratio)
+def test_layers_in_two_slots_cost_little_where_the_equations_hold(ratio: float) -> None:
+    made = lending(Lending, ratio)
     for lent in range(1, 16):
         if (slots := made.slots_for(lent, 1)) is not None:
             made.lent, made.slots = lent, slots
@@ -113,9 +104,10 @@ def test_nested_layers_in_two_slots_cost_little_where_the_equations_hold(ratio: 
 
 
 def test_variants_of_slots_lend_as_much_as_production_s() -> None:
-    plain, one, two = (lending(kind, 3.0) for kind in (Lending, OneSlot, TwoSlots))
-    assert {plain.active_most(1, 0.0), one.active_most(1, 0.0), two.active_most(1, 0.0)} == {11}
-    assert [plain.slots_for(lent, 1) for lent in (3, 11)] == [1, 2]
+    plain, one, two, even = (lending(kind, 3.0) for kind in (Lending, OneSlot, TwoSlots, Even))
+    assert {each.active_most(1, 0.0) for each in (plain, one, two, even)} == {11}
+    assert [plain.slots_for(lent, 1) for lent in (3, 11)] == [2, 2]
+    assert [even.slots_for(lent, 1) for lent in (3, 11)] == [1, 2]
     assert {one.slots_for(lent, 1) for lent in (3, 11)} == {1} and {two.slots_for(lent, 1) for lent in (3, 11)} == {2}
 
 
@@ -149,7 +141,7 @@ def test_a_run_of_every_arm_answers_its_requests_and_lends_by_its_own_rule() -> 
     assert all(row["held"] and row["unfinished"] == 0 for row in rows.values())
     assert {arm for arm, row in rows.items() if row["lendings"]} == {arm for arm, each in ARMS.items() if each.cap}
     assert rows["kept"]["returns"] == rows["uncapped, kept"]["returns"] == 0 < rows["remap"]["returns"]
-    assert rows["nested"]["layers_moved"] < rows["remap"]["layers_moved"]
+    assert rows["remap"]["layers_moved"] < rows["even"]["layers_moved"]
     assert rows["remap"]["ttft_p99_s"] < rows["preempt"]["ttft_p99_s"]
 
 

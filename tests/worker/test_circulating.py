@@ -123,12 +123,24 @@ def test_a_copy_that_fails_is_told_to_the_step(bench: Bench, tmp_path: Path) -> 
 
 
 def test_layers_in_circulation_are_spread_evenly() -> None:
-    assert circulating(24, 8) == list(range(0, 24, 3))
+    assert circulating(24, 7, 1) == list(range(0, 24, 3)) and circulating(24, 0, 0) == []
     for layers in range(2, 50):
-        for count in range(1, layers + 1):
-            chosen = circulating(layers, count)
+        for lent in range(1, layers):
+            chosen = circulating(layers, lent, 1)
             gaps = {b - a for a, b in zip(chosen, [*chosen[1:], layers], strict=True)}
-            assert len(set(chosen)) == count and max(gaps) - min(gaps) <= 1
+            assert len(set(chosen)) == lent + 1 and max(gaps) - min(gaps) <= 1
+
+
+def test_in_two_slots_a_layer_more_leaves_the_others_where_they_are_and_gaps_differ_by_a_factor_of_two() -> None:
+    assert circulating(24, 2, 2) == [0, 6, 12, 18]
+    for layers in range(3, 50):
+        before = set[int]()
+        for lent in range(1, int(0.4 * layers) - 1):
+            chosen = circulating(layers, lent, 2)
+            gaps = [b - a for a, b in zip(chosen, [*chosen[1:], layers], strict=True)]
+            assert len(set(chosen)) == lent + 2 and before <= set(chosen)
+            assert max(gaps) <= 2 * min(gaps) + 2
+            before = set(chosen)
 
 
 def wait_until(what: Callable[[], bool]) -> None:

@@ -14,6 +14,7 @@ most `most`.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -26,11 +27,30 @@ _SLOWER, _STEPS, _FIRST = 1.1, 8, 2
 _WEIGHT, _MOST_SLOWER = 0.1, 4.0
 #: A model that was too slow lends no more than that less one for so long, in seconds.
 _REMEMBERED_S = 30.0
+#: Part of the layers beyond which the gaps between those that take turns are so short that they must be even.
+_NESTED = 0.4
 
 
-def circulating(layers: int, count: int) -> list[int]:
-    """The `count` layers that take turns, evenly spaced among all: their copies have equal times in between."""
-    return [rank * layers // count for rank in range(count)]
+def circulating(layers: int, lent: int, slots: int) -> list[int]:
+    """The layers that take turns, in their order: `lent + slots` of all, or none if nothing is lent.
+
+    With one slot they are evenly spaced, since each copy has only the time until the next of them. Two slots even out
+    gaps that differ by a factor of two, if they are not short. There a layer more leaves the others where they are, so
+    that a change moves few: each of these layers lies between those chosen before it (0, the middle, the quarters, and
+    so on).
+    """
+    count = lent + slots if lent else 0
+    if slots < 2 or count > _NESTED * layers:
+        return [rank * layers // count for rank in range(count)]
+    return sorted(_nested(layers)[:count])
+
+
+@functools.cache
+def _nested(layers: int) -> tuple[int, ...]:
+    """All layers, by their numbers' bits reversed."""
+    bits = (layers - 1).bit_length()
+    parts = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits)]
+    return tuple(dict.fromkeys(layers * part >> bits for part in parts))
 
 
 @dataclass(slots=True)
@@ -63,7 +83,7 @@ class Lending:
     @property
     def circulating(self) -> list[int]:
         """See `circulating`."""
-        return circulating(self.layers, self.lent + self.slots) if self.lent else []
+        return circulating(self.layers, self.lent, self.slots)
 
     @property
     def lent_granules(self) -> int:
@@ -77,11 +97,15 @@ class Lending:
         if lent > self.most:
             return None
         layer_s = self.layer_s(decodes)
-        if lent + 1 <= self.layers and self.transfer_s * (lent + 1) <= layer_s * (self.layers - lent - 1):
-            return 1
         if lent + 2 <= self.layers and self.transfer_s * (lent + 2) <= layer_s * self.layers:
             return 2
+        if lent + 1 <= self.layers and self.transfer_s * (lent + 1) <= layer_s * (self.layers - lent - 1):
+            return 1
         return None
+
+    def slots_idle(self, lent: int) -> int:
+        """Slots with which it lends so many layers while idle."""
+        return min(self.layers - lent, 2)
 
     def layer_s(self, decodes: int) -> float:
         """Time to compute a layer in a step of so many decodes, with all layers here."""

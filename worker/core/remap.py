@@ -61,8 +61,10 @@ class Remap:
         if self._moved:
             return Lent.NEXT
         resident, lending, _ = able[0]
-        slots = 1 if resident.core.quiet else lending.slots_for(lending.lent + 1, _decodes(resident)) or 1
-        self._change(resident, lending.lent + 1, slots, now, Why.LENT, asker.name)
+        lent = lending.lent + 1
+        idle = lending.slots_idle(lent)
+        slots = idle if resident.core.quiet else lending.slots_for(lent, _decodes(resident)) or idle
+        self._change(resident, lent, slots, now, Why.LENT, asker.name)
         return Lent.NOW
 
     def _able(self, asker: Share, now: float) -> list[tuple[Resident, Lending, int]]:

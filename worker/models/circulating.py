@@ -76,7 +76,7 @@ class Circulation:
     def change(self, lent: int, slots: int) -> None:
         """Lend the memory of `lent` layers, with so many slots; 0 and 0: none. What this frees is given to the device
         warm, what it lacks is taken from there. Raises OutOfGranules, changing nothing."""
-        chosen = circulating(len(self._layers), lent + slots) if lent else []
+        chosen = circulating(len(self._layers), lent, slots)
         places = [_OWN] * len(self._layers)
         for rank, layer in enumerate(chosen):
             places[layer] = rank % slots

@@ -27,7 +27,7 @@ def copied(lent: int, slots: int) -> int:
 
 
 def step_s(layers: int, lent: int, slots: int, layer_s: float, transfer_s: float) -> float:
-    return periodic_step_s(layers, circulating(layers, lent + slots), slots, layer_s, transfer_s)
+    return periodic_step_s(layers, circulating(layers, lent, slots), slots, layer_s, transfer_s)
 
 
 @given(pipelines())
@@ -35,7 +35,7 @@ def test_with_one_slot_each_gap_takes_the_longer_of_its_layers_and_its_copy(
     at: tuple[int, int, int, float, float],
 ) -> None:
     layers, lent, _, layer_s, transfer_s = at
-    chosen = circulating(layers, lent + 1)
+    chosen = circulating(layers, lent, 1)
     gaps = [b - a for a, b in itertools.pairwise([*chosen, chosen[0] + layers])]
     exact_s = sum(layer_s + max((gap - 1) * layer_s, transfer_s) for gap in gaps)
     assert step_s(layers, lent, 1, layer_s, transfer_s) == pytest.approx(exact_s)
@@ -103,7 +103,7 @@ class Flat:
 def test_costs_are_the_model_s_own_until_it_lends_and_then_follow_its_copies() -> None:
     costs = CirculatingCosts(Flat(), 40, transfer_s=0.5)
     assert costs.decode(2, 0.0) == (1.0, 0.001) and costs.mixed_s(0, 0.0, []) == 1.0
-    costs.chosen, costs.slots = circulating(40, 10), 2
+    costs.chosen, costs.slots = circulating(40, 8, 2), 2
     first_s, slope_s = costs.decode(2, 0.0)
     assert first_s == pytest.approx(5.0, rel=0.05) and slope_s < 0.0005, "ten copies of half a second, one at a time"
     assert costs.mixed_s(0, 0.0, []) == pytest.approx(first_s)
