@@ -76,8 +76,8 @@ def compared(title: str, rows: list[Any]) -> str:
 
 
 def back(found: Any) -> str:
-    of = ", ".join(f"{peak['seconds']:.1f} s from {peak['lent']:.0f} layers" for peak in found["peaks"])
-    return f"After a peak all layers are back: {of}."
+    of = ", ".join(f"{peak['seconds']:.1f} s (of {peak['lent']:.0f})" for peak in found["peaks"])
+    return f"After a peak's last first token all layers are back within {of}."
 
 
 def wake(rows: list[Any]) -> str:

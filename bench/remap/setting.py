@@ -47,6 +47,7 @@ _COUNTERS = {
     "copies": "upbeat_worker_layer_copies_total",
     "waited_s": "upbeat_worker_layer_wait_seconds_total",
     "now": "upbeat_worker_layers_lent{",
+    "now_a": 'upbeat_worker_layers_lent{model="a"',
 }
 #: Tokens of a request at most.
 LONGEST = 1400
@@ -139,7 +140,7 @@ class Arm:
 
     def samples(self) -> dict[str, float]:
         """Of the worker: preemptions, layers lent, copies, and seconds that steps waited for them, since its start; and
-        layers that are lent `now`."""
+        layers that are lent `now`, by all models and by `a`."""
         port = load_config(self._stack.config_file, {"nodes": {"count": 1}}).node(0).devices[0].metrics_port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
             lines = reply.read().decode().splitlines()
