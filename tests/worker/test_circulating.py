@@ -139,7 +139,7 @@ def test_in_two_slots_a_layer_more_leaves_the_others_where_they_are_and_gaps_dif
             chosen = circulating(layers, lent, 2)
             gaps = [b - a for a, b in zip(chosen, [*chosen[1:], layers], strict=True)]
             assert len(set(chosen)) == lent + 2 and before <= set(chosen)
-            assert max(gaps) <= 2 * min(gaps) + 2
+            assert max(gaps) <= 2 * min(gaps) + 2, "a factor of two, before both are rounded to whole layers"
             before = set(chosen)
 
 

@@ -320,6 +320,11 @@ def test_whatever_comes_and_goes_every_request_ends_with_its_tokens(seed: int) -
     anything(seed, requests=8).finish()
 
 
+@pytest.mark.parametrize("seed", [2320280, 3848647])
+def test_nobody_takes_a_place_that_he_gives_back_without_computing(seed: int) -> None:
+    anything(seed, requests=15).finish()  # these went on for ever, in no time
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(max_examples=1500, deadline=None, phases=[Phase.explicit, Phase.generate])

@@ -288,9 +288,10 @@ class EngineCore:
     # ---- after a step ------------------------------------------------------------------------------------------
     def _stepped(self, event: ev.Stepped) -> None:
         if event.timed and not self._coming:
-            self.pace.stepped(event.seconds, *_composition(event.batch), event.steps)
+            composition = _composition(event.batch)
+            self.pace.stepped(event.seconds, *composition, event.steps)
             if self.lending is not None:
-                self.lending.stepped(event.seconds, *_composition(event.batch), event.steps)
+                self.lending.stepped(event.seconds, *composition, event.steps)
         if event.steps > 1:
             self.scheduling.went_on(event.seconds)
         self._attribute_time(event)

@@ -9,9 +9,10 @@ way. Memory that layers give up stays allocated.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from runtime import telemetry
 from worker.core.lending import circulating
@@ -127,12 +128,13 @@ class Circulation:
         if self._thread is not None:
             self._thread.join()
 
-    def _still(self) -> threading.Condition:
-        """The lock, to be entered: nothing is copied, and nothing is wanted, when it is held."""
+    @contextlib.contextmanager
+    def _still(self) -> Iterator[None]:
+        """Within, nothing is copied, and at first nothing is wanted."""
         with self._more:
             self._wanted.clear()
             self._more.wait_for(lambda: not self._copying)
-        return self._more
+            yield
 
     def _resize(self, slots: int, held: list[int]) -> list[int]:
         """Have so many slots: new ones take granules of `held`. Returns those of slots that go."""
