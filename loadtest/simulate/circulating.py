@@ -43,7 +43,9 @@ def periodic_step_s(layers: int, chosen: Sequence[int], slots: int, layer_s: flo
         ends_s.append(now_s)
         seen.append(late)
     half = len(ends_s) // 2
-    return (ends_s[-1] - ends_s[half]) / (len(ends_s) - 1 - half)
+    mean_s = (ends_s[-1] - ends_s[half]) / (len(ends_s) - 1 - half)
+    # Copies that take barely longer than a step pile up over more steps than these before a layer waits.
+    return max(mean_s, transfer_s * sum(after != layer for layer, after in following.items()))
 
 
 class CirculatingCosts:
