@@ -1,0 +1,120 @@
+"""Fine-tuning jobs, as users, schedulers and workers speak of them (HARLI: fine-tuning beside serving).
+
+A job trains a LoRA adapter of one served model on one file. It runs on one worker at a time, and goes on from its last
+checkpoint on another. Its files lie in `Job.out`, a path that all nodes see, as the model's directory is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class JobState(StrEnum):
+    """State of a job."""
+
+    #: It waits for a worker, or for its worker to begin.
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing happens to it any more."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a job trains. The same settings, seed and data give the same adapter, bit for bit, on the same kind of
+    machine.
+
+    rank, alpha, dropout: of LoRA. batch_size: examples of an optimizer's step. max_tokens: an example's longer rest is
+    cut off; 0: as many as the model takes. checkpoint_every: steps between checkpoints. tpot_ms: time of an output token
+    that serving must keep meanwhile; 0: the model's own target.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.0
+    warmup_ratio: float = 0.0
+    epochs: int = 3
+    batch_size: int = 8
+    max_tokens: int = 0
+    seed: int = 0
+    checkpoint_every: int = 50
+    tpot_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it was submitted. id: `ftjob-...`. data, validation: JSONL files; validation: empty for none. out: the
+    directory of its checkpoints and its result. suffix: of the adapter's name. register: serve the merged model as
+    `fine_tuned_model`."""
+
+    id: str
+    tenant: str
+    model: str
+    data: str
+    out: str
+    validation: str = ""
+    suffix: str = "adapter"
+    register: bool = False
+    created_s: float = 0.0
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def fine_tuned_model(self) -> str:
+        """Name of the model with the adapter."""
+        return f"{self.model}:{self.suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is. step, steps: of the optimizer. loss: of the last step; validation_loss: of the last checkpoint;
+    NaN: none yet. tokens: trained so far. tokens_per_s: lately. window, layers: frozen layers in device memory, of all.
+    split: shares of the device that training has now, of `shares`. checkpoints: their steps. error: why it failed;
+    waits: why it does not train just now; empty: neither."""
+
+    id: str
+    state: JobState
+    step: int = 0
+    steps: int = 0
+    loss: float = float("nan")
+    validation_loss: float = float("nan")
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    window: int = 0
+    layers: int = 0
+    split: int = 0
+    shares: int = 0
+    tpot_s: float = 0.0
+    checkpoints: tuple[int, ...] = ()
+    error: str = ""
+    waits: str = ""
+
+
+class Trains(Protocol):
+    """What a worker does about jobs. Any thread."""
+
+    def start(self, job: Job) -> None:
+        """Begin the job, or go on from its last checkpoint; no effect when it runs here. Why it cannot is reported."""
+        ...
+
+    def stop(self, job_id: str, cancelled: bool) -> None:
+        """End it after a checkpoint: cancelled, or because it goes on elsewhere (then it is forgotten here). No effect
+        when it does not run here."""
+        ...
+
+    def progress(self) -> list[Progress]:
+        """Of each job that runs here, and of those that have ended here since the worker began."""
+        ...
+
+    def spare(self) -> float:
+        """Part of the device's decode time that training could have, 0 to 1; negative: it takes no job."""
+        ...
