@@ -148,6 +148,9 @@ class WorkerSection(BaseModel):
     remap: Literal["auto", "off"] = "off"
     #: Part of a model's layers that it lends at most.
     remap_cap: float = Field(default=0.5, gt=0, le=1)
+    #: Whether fine-tuning jobs train beside serving, with processors and memory that it does not use (HARLI). Not with
+    #: several models and sharing: static, where each has a fixed part of the memory.
+    harvest: Literal["auto", "off"] = "auto"
     #: CPU kernels: native (compiled for this machine), torch, or auto: torch only if compiled kernels cannot be built
     #: or do not suit the model. portable: compiled without bfloat16 instructions, for equal bits on different
     #: processors.

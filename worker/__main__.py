@@ -36,6 +36,7 @@ from worker.service.metrics import WorkerMetrics
 from worker.service.server import WorkerServer
 from worker.serving import Serving, present, serve_all
 from worker.text.tokenising import Tokenising
+from worker.training import harvesting_of
 
 log = telemetry.logger("worker")
 #: Interpreter switch interval, in seconds (see `main`).
@@ -76,11 +77,13 @@ class WorkerProcess:
 
         self.served = serve_all(self._models, device, threads, salt_of)
         self.servings = self.served.servings
+        self.harvesting = harvesting_of(self.served, device.memory, device.partition, config)
         self.device_loop = DeviceLoop(
             [serving.engine for serving in self.servings],
             device.niceness,
             self.served.placing,
             Preparing(device.memory).turn,
+            self.harvesting,
         )
         self.device_loop.on_crash = self._engine_died
         for serving in self.servings:

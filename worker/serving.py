@@ -1,8 +1,8 @@
 """The models of a worker: loads their weights and builds what serves them.
 
 A `ModelImage` and a `Serving` live as long as the worker. With `sharing: static` device memory beyond the weights is
-split evenly: a fixed number of slabs per model. With `elastic` each model's KV may fill all of it
-(`worker.core.balloon`). With the others weights come and go too (`worker.core.residency`).
+split evenly: a fixed number of slabs per model. With `elastic`, and with one model whose weights stay, each model's KV
+may fill all of it (`worker.core.balloon`). With the others weights come and go too (`worker.core.residency`).
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class Served:
 
     servings: list[Serving]
     placing: Placing | None = None
+    #: Divides the memory; None: each model has a fixed part.
+    balloon: Balloon | None = None
     images: tuple[HostImage, ...] = ()
     others: OtherLinks = field(default_factory=OtherLinks)
 
@@ -158,7 +160,10 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
     images = [ModelImage.lay_out(name, config, device) for name, config in configs.items()]
     ids = [itertools.count(1 + n, len(images)) for n in range(len(images))]
     config = images[0].config
-    sharing = config.sharing if len(images) > 1 or config.worker.remap != "off" else "static"
+    sharing = config.sharing
+    if len(images) == 1 and config.worker.remap == "off":
+        # Its weights stay; its KV leaves room for a trainer.
+        sharing = "elastic" if config.worker.harvest != "off" and device.partition is not None else "static"
     if sharing not in ("static", "elastic"):
         return _serve_in_turns(images, ids, device, threads, salt_of)
     for image in images:
@@ -166,13 +171,13 @@ def serve_all(configs: Mapping[str, Config], device: Device, threads: int, salt_
     free = device.memory.free if sharing == "elastic" else device.memory.free // len(images)
     servings = [_serve(image, free, each, device, threads, salt_of) for image, each in zip(images, ids, strict=True)]
     _meet_targets(servings, lambda name: 0.0)
-    if sharing == "elastic":
-        balloon = Balloon(device.memory.total)
+    balloon = Balloon(device.memory.total) if sharing == "elastic" else None
+    if balloon is not None:
         for serving in servings:
             _join(balloon, serving).weights = serving.image.weight_granules(device.memory)
         balloon.limits_changed()
         servings = [_bounded(serving) for serving in servings]
-    return Served(servings)
+    return Served(servings, balloon=balloon)
 
 
 def _serve_in_turns(
@@ -240,7 +245,7 @@ def _serve_in_turns(
     servings = [_bounded(serving) for serving in servings]
     servings.sort(key=lambda serving: images.index(serving.image))
     placing = Placing(residency, placed, device.copy, device.mark, _COPY_THREADS, device.others)
-    return Served(servings, placing, tuple(packed), device.others)
+    return Served(servings, placing, balloon, tuple(packed), device.others)
 
 
 def _lending(serving: Serving, placed: Placed, device: Device) -> Lending | Never:

@@ -1,10 +1,10 @@
 """Divides a device's memory among its models' KV (Prism, section 5.2: elastic memory).
 
 Each model's pool has a limit, which only this module moves. A model that is short of pages gets, in this order: memory
-within no model's limit; unused parts of other limits; pages of caches, its own and others', that are worth least
-(`worker.core.victims`); the rest of other caches; memory of layers (`worker.core.remap`); and at last it preempts less
-urgent sequences of other models. Pages in use never move. (docs/design/0035 says why a model's own cached pages do not
-always come first.)
+within no model's limit; unused parts of other limits; frozen layers of the trainer (`worker.core.loan`); pages of
+caches, its own and others', that are worth least (`worker.core.victims`); the rest of other caches; all that the
+trainer has; memory of layers (`worker.core.remap`); and at last it preempts less urgent sequences of other models.
+Pages in use never move. (docs/design/0035 says why a model's own cached pages do not always come first.)
 
 A model within its part (an equal share of the memory among those used lately) loses cached pages only when nothing
 else is left, so one model's flood does not empty the others' caches.
@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from contracts.memory.victim_order import Standing
 from worker.core.hbm import HbmCache
+from worker.core.loan import Loan
 from worker.core.supply import Lent
 from worker.core.victims import KEPT_S
 
@@ -55,6 +56,8 @@ class Balloon:
     def __init__(self, granules: int) -> None:
         self.granules = granules
         self.shares: list[Share] = []
+        #: Of the device's trainer.
+        self.loan = Loan()
         #: Requests after this rank get no memory: what running ones free is for weights. None: there is no such rank.
         self.held: tuple[float, ...] | None = None
         #: Granules of idle models' weights that KV of this share may have; and unloads them until `spare` is so many.
@@ -82,23 +85,35 @@ class Balloon:
     @property
     def spare(self) -> int:
         """Granules within no limit."""
-        return self.granules - sum(share.total for share in self.shares)
+        return self.granules - sum(share.total for share in self.shares) - self.loan.held
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request waits for memory."""
+        return any(share.waiting for share in self.shares)
 
     @property
     def obtainable(self) -> int:
         """Granules that `collect` could find. An estimate: some cached pages lie in slabs that are in use."""
-        return self.spare + sum(share.idle + share.cached_granules for share in self.shares)
+        return self.spare + self.loan.held + sum(share.idle + share.cached_granules for share in self.shares)
 
     def collect(self, granules: int, now: float) -> bool:
         """Make so many granules spare, of unused memory and all caches: for weights (D1 of the paper: in one event all
         limits shrink). False if there is not enough; caches were purged all the same."""
         for share in self.shares:
             share.give_up(granules - self.spare)
+        self.loan.give(granules - self.spare)
         for share in sorted(self.shares, key=lambda share: (-share.priority, share.cache.standings.latest_s)):
             if self.spare >= granules:
                 break
             share.give_cached(granules - self.spare, now)
+        self.end_loan(granules)
         return self.spare >= granules
+
+    def end_loan(self, granules: int, others: int = 0) -> None:
+        """Take all that the trainer has, if so many granules are then spare, with what others give."""
+        if self.spare < granules <= self.spare + self.loan.held + others:
+            self.loan.end()
 
     def in_use(self, now: float) -> int:
         """Number of models used lately, at least 1."""
@@ -107,6 +122,7 @@ class Balloon:
     def validate(self) -> None:
         """Raise AssertionError when the invariant does not hold."""
         assert self.spare >= 0, f"limits exceed the device: {self.spare} granules"
+        self.loan.validate()
 
 
 class Share:
@@ -138,6 +154,11 @@ class Share:
         in_use = math.ceil((self.pool.taken - self.cache.cached) / self.pool.pages_per_slab)
         return max(self.pool.used - in_use, 0) * self.slab_granules
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a request of this model waits for memory."""
+        return self._waiting is not None
+
     def is_in_use(self, now: float) -> bool:
         """Whether a request or hint used it lately."""
         return now - self.cache.standings.latest_s <= KEPT_S
@@ -161,12 +182,15 @@ class Share:
     # ---- what it gets: `Supply` --------------------------------------------------------------------------------
     def unused(self) -> int:
         """See `Supply.unused`."""
-        found = self._balloon.spare + sum(other.idle for other in self._others())
+        balloon = self._balloon
+        found = balloon.spare + balloon.loan.loose + sum(other.idle for other in self._others())
         return self._pages(min(found, self._room))
 
     def cached(self) -> int:
         """See `Supply.cached`."""
-        found = sum(other.cached_granules for other in self._others()) + self._balloon.idle_weights(self)
+        balloon = self._balloon
+        found = sum(other.cached_granules for other in self._others()) + balloon.idle_weights(self)
+        found += balloon.loan.held - balloon.loan.loose
         return self._pages(min(found, self._room))
 
     def grow(self, pages: int) -> None:
@@ -179,6 +203,7 @@ class Share:
             return
         for other in self._others():
             other.give_up(wanted - balloon.spare)
+        balloon.loan.give(wanted - balloon.spare)
         self._raise(wanted)
 
     def purge(self, pages: int, now: float, under: Standing | None = None) -> None:
@@ -196,6 +221,7 @@ class Share:
                 continue
             other.give_cached(short, now, None if first else under)
         if under is None and self._balloon.spare < wanted:
+            self._balloon.end_loan(wanted, self._balloon.idle_weights(self))
             self._balloon.unload_idle(self, wanted)
         self._raise(wanted)
 

@@ -23,6 +23,7 @@ from runtime.registry import load_links
 from runtime.sections import GIB
 from worker.core.granules import Owner, Use
 from worker.devices.cpu.native_runner import NativeRunner
+from worker.devices.partition import HostPartition, Partition
 from worker.devices.runner import Runner, Steps
 from worker.kernels.choice import choose_kernels
 from worker.kernels.cpu_kernels import CpuKernels
@@ -64,6 +65,8 @@ class Device(Protocol):
     lock: Lock
     #: Links of other devices, over which weights come too.
     others: OtherLinks
+    #: Its shares for serving and training; None: nothing is trained here.
+    partition: Partition | None
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """The runner of `model` over `kv`, and the copier of kv's pages. Called once."""
@@ -153,6 +156,7 @@ class _Host:
         self.mark: Mark = no_mark
         self.lock: Lock = no_lock
         self.others = OtherLinks()
+        self.partition: Partition | None = HostPartition(self._kernels, threads)
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Device.movers`."""
@@ -210,6 +214,7 @@ class _Cuda:
         self.others = OtherLinks(self._links(links))
         if lent:
             self.memory.count_beside(Owner(Use.WEIGHTS, "other workers"), "links", lambda: lent)
+        self.partition: Partition | None = None
         self.pack: Pack | None = None
         self.niceness = 0  # the thread launches kernels and computes little itself
 

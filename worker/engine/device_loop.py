@@ -14,6 +14,7 @@ from runtime import telemetry
 from runtime.niceness import step_back
 from worker.engine.engine import NativeEngine
 from worker.engine.placing import Placing
+from worker.engine.training.harvesting import Harvesting
 
 log = telemetry.logger("worker.engine.device_loop")
 #: Maximum sleep, in seconds, so that a silent store is noticed.
@@ -30,19 +31,25 @@ class DeviceLoop:
         niceness: int = 0,
         placing: Placing | None = None,
         prepare: Callable[[], bool] = lambda: False,
+        harvesting: Harvesting | None = None,
     ) -> None:
         """placing: decides whose weights are on the device; None: all are, always. prepare: does a little work, of a
-        millisecond at most, while no engine has a request or a copy; whether it did."""
+        millisecond at most, while no engine has a request or a copy; whether it did. harvesting: trains beside the
+        engines; None: nothing does."""
         self.engines, self.placing, self._prepare = tuple(engines), placing, prepare
+        self.harvesting = harvesting
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self._niceness = niceness
         self._stopping = False
         self._woken = threading.Event()
         if placing is not None:
             placing.woken = self._woken.set
+        if harvesting is not None:
+            harvesting.woken = self._woken.set
         for engine in self.engines:
             engine.inbox.woken = self._woken.set
-        share_memory(self.engines, placing)
+            engine.stepping.beside = harvesting
+        share_memory(self.engines, placing, harvesting)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -56,6 +63,8 @@ class DeviceLoop:
         self._thread.join(timeout=5)
         if self.placing is not None:
             self.placing.stop()
+        if self.harvesting is not None:
+            self.harvesting.close()
 
     def _main(self) -> None:
         step_back(self._niceness)
@@ -70,9 +79,11 @@ class DeviceLoop:
         self._woken.clear()
         due_s = IDLE_S
         if self.placing is not None:
-            self.placing.turn(functools.partial(unmap_for, self.engines))
+            self.placing.turn(functools.partial(unmap_for, self.engines, self.harvesting))
             due_s = min(IDLE_S, self.placing.residency.due_in_s(self.placing.clock.now()))
         busy = [engine for engine in self.engines if engine.due_in_s() <= 0]
+        if self.harvesting is not None:
+            due_s = min(due_s, self.harvesting.turn(not busy, functools.partial(unmap_for, self.engines)))
         if not busy:
             for engine in self.engines:
                 engine.rest()
@@ -98,20 +109,27 @@ def in_order(busy: Sequence[NativeEngine]) -> Iterator[NativeEngine]:
         prefilled |= scheduling.prefilled
 
 
-def unmap_for(engines: Sequence[NativeEngine], engine: NativeEngine | None = None) -> None:
-    """All engines but `engine` unmap what they have given up."""
+def unmap_for(
+    engines: Sequence[NativeEngine], harvesting: Harvesting | None = None, engine: NativeEngine | None = None
+) -> None:
+    """All engines but `engine` unmap what they have given up, and so does the trainer."""
     for other in engines:
         if other is not engine:
             other.let_go()
+    if harvesting is not None:
+        harvesting.make_way()
 
 
-def share_memory(engines: Sequence[NativeEngine], placing: Placing | None = None) -> None:
-    """Before one of these engines maps memory, the others unmap what they have given up, and weights leave."""
+def share_memory(
+    engines: Sequence[NativeEngine], placing: Placing | None = None, harvesting: Harvesting | None = None
+) -> None:
+    """Before one of these engines maps memory, the others and the trainer unmap what they have given up, and weights
+    leave."""
 
     def make_way(engine: NativeEngine) -> None:
-        unmap_for(engines, engine)
+        unmap_for(engines, harvesting, engine)
         if placing is not None:
-            placing.execute(functools.partial(unmap_for, engines, engine))
+            placing.execute(functools.partial(unmap_for, engines, harvesting, engine))
 
     for engine in engines:
         engine.executor.make_way = functools.partial(make_way, engine)

@@ -122,7 +122,7 @@ class NativeEngine:
         self.core = EngineCore(
             CoreState(executor.shape, executor.cache, policy, executor.salt_of, model_name, ids or itertools.count(1))
         )
-        self.stepping = Stepping(executor, runner)
+        self.stepping = Stepping(executor, runner, model_name)
         self.inbox = Inbox()
         self.counts = self.core.counts()
         self._live: dict[str, _Live] = {}

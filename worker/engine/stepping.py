@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -48,6 +49,18 @@ class _Table:
         return self._pages[:, :count]
 
 
+class Beside(Protocol):
+    """Who shares the device's processors with steps (`worker.engine.training`)."""
+
+    def before(self, model: str, batch: int, tokens: int, prefill_tokens: int) -> None:
+        """A step begins: `batch` sequences get a token after `tokens` in all, and so many tokens are prefilled."""
+        ...
+
+    def after(self, model: str, seconds: float, batch: int) -> None:
+        """The step took so long."""
+        ...
+
+
 @dataclass(slots=True)
 class Outcome:
     """A step's result, by request id. rows: logits, float32 `[vocab]`, of sequences whose tokens are all computed.
@@ -68,6 +81,8 @@ class Stepping:
 
     executor: Executor
     runner: Steps
+    model: str = ""
+    beside: Beside | None = None
     #: Updated at every layer.
     beats: Progress = field(default_factory=Progress)
     #: Page tables of the last step's sequences.
@@ -81,17 +96,29 @@ class Stepping:
         at fault, and the first error is raised.
         """
         outcome, batch = Outcome(), list(step.batch)
+        decodes = self._announce(batch)
         began = self.executor.clock.now()
         self.beats.step(began, step.expected_s)
         self._run(batch, step.coming, progress, outcome)
         ended = self.executor.clock.now()
         self.beats.stepped(ended)
         outcome.seconds = ended - began
+        if self.beside is not None:
+            self.beside.after(self.model, outcome.seconds - outcome.stalled_s, decodes)
         if len(outcome.failed) == len(batch):
             self._probe(*batch[0], next(iter(outcome.failed.values())))
         if outcome.failed and progress is not None:
             progress.reached(self.executor.shape.layers)  # saves must not wait for layers of failed sequences
         return outcome
+
+    def _announce(self, batch: Batch) -> int:
+        """Tell `beside` of a step. Returns the number of its decodes."""
+        if self.beside is None:
+            return 0
+        decodes = [s for s, count in batch if count == 1 and s.computed + 1 == len(s.tokens)]
+        tokens = sum(len(s.tokens) for s in decodes)
+        self.beside.before(self.model, len(decodes), tokens, sum(count for _, count in batch) - len(decodes))
+        return len(decodes)
 
     def _run(self, batch: Batch, coming: Arriving, progress: StepProgress | None, outcome: Outcome) -> None:
         outcome.attempts += 1

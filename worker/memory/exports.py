@@ -48,7 +48,7 @@ def send(to: socket.socket, exported: Exported) -> None:
 def receive(source: socket.socket) -> Exported:
     """Receives what `send` sent, with descriptors of this process. Raises OSError; ConnectionError when the sender ends
     early."""
-    granule_bytes, count, wanted = _HEAD.unpack(_exactly(source, _HEAD.size))
+    granule_bytes, count, wanted = _HEAD.unpack(exactly(source, _HEAD.size))
     files = array.array("i")
     try:
         while len(files) < wanted:
@@ -56,7 +56,7 @@ def receive(source: socket.socket) -> Exported:
             files.extend(some)
             if not said:
                 raise ConnectionError("the exporting process ended before all handles came")
-        places = tuple((file, offset) for file, offset in _PLACE.iter_unpack(_exactly(source, count * _PLACE.size)))
+        places = tuple((file, offset) for file, offset in _PLACE.iter_unpack(exactly(source, count * _PLACE.size)))
     except BaseException:
         for file in files:
             os.close(file)
@@ -81,7 +81,8 @@ class HostWindow:
         mappings.release(self.address, self.bytes)
 
 
-def _exactly(source: socket.socket, count: int) -> bytes:
+def exactly(source: socket.socket, count: int) -> bytes:
+    """The next `count` bytes. Raises OSError; ConnectionError when there are fewer."""
     got = b""
     while len(got) < count:
         some = source.recv(count - len(got))

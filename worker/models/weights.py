@@ -74,6 +74,38 @@ class _Packed:
 Pack = Callable[[str, Sequence[torch.Tensor], torch.Tensor], bool]
 
 
+class Layout:
+    """Tensors packed one after the other. bytes: of them, a multiple of 256. pack: lays out matrices for kernels; None:
+    all are plain."""
+
+    def __init__(self, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
+        self._pack, self._parts, self._dtype = pack, parts, dtype
+        self._offsets: list[int] = []
+        self.bytes = 0
+        for part in parts:
+            self._offsets.append(self.bytes)
+            self.bytes += -(-math.prod(part.shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+    def views_at(self, address: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors by field, where their bytes lie at this address."""
+        return {
+            part.field: tensor_at(address + offset, self._dtype, part.shape, device)
+            for part, offset in zip(self._parts, self._offsets, strict=True)
+        }
+
+    def pack_into(self, views: dict[str, torch.Tensor]) -> None:
+        """Writes the tensors from the checkpoint into `views`. Any thread."""
+        for part in self._parts:
+            view = views[part.field]
+            if self._pack is None or not self._pack(part.field, part.sources, view):
+                for place, source in zip(
+                    torch.split(view, [len(source) for source in part.sources]), part.sources, strict=True
+                ):
+                    place.copy_(source)
+            for source in part.sources:
+                part.forget(source)
+
+
 class WeightSpan:
     """Tensors packed into one span: laid out once, filled as often as needed, always with the same bytes.
 
@@ -84,22 +116,12 @@ class WeightSpan:
         self, memory: DeviceMemory, owner: Owner, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None
     ) -> None:
         self.memory = memory
-        self._pack, self._parts, self._dtype = pack, parts, dtype
-        self._offsets: list[int] = []
+        self._layout = Layout(parts, dtype, pack)
         #: Bytes of its tensors, a multiple of 256.
-        self.packed_bytes = 0
-        for part in parts:
-            self._offsets.append(self.packed_bytes)
-            self.packed_bytes += -(-math.prod(part.shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self.packed_bytes = self._layout.bytes
         self.span: Span = memory.reserve(self.packed_bytes, owner)
-        self.views = self._views_at(self.span.address, memory.device)
+        self.views = self.views_at(self.span.address)
         self.loaded = False
-
-    def _views_at(self, address: int, device: torch.device) -> dict[str, torch.Tensor]:
-        return {
-            part.field: tensor_at(address + offset, self._dtype, part.shape, device)
-            for part, offset in zip(self._parts, self._offsets, strict=True)
-        }
 
     @property
     def bytes(self) -> int:
@@ -134,23 +156,15 @@ class WeightSpan:
 
     def views_at(self, address: int) -> dict[str, torch.Tensor]:
         """Its tensors by field, where its bytes lie at another address of the device."""
-        return self._views_at(address, self.memory.device)
+        return self._layout.views_at(address, self.memory.device)
 
     def pack_at(self, address: int) -> None:
         """Writes the packed bytes from the checkpoint to host memory. Any thread."""
-        self.pack_into(self._views_at(address, torch.device("cpu")))
+        self.pack_into(self._layout.views_at(address, torch.device("cpu")))
 
     def pack_into(self, views: dict[str, torch.Tensor]) -> None:
         """Writes the tensors from the checkpoint into `views`, in the kernels' layout. Any thread."""
-        for part in self._parts:
-            view = views[part.field]
-            if self._pack is None or not self._pack(part.field, part.sources, view):
-                for place, source in zip(
-                    torch.split(view, [len(source) for source in part.sources]), part.sources, strict=True
-                ):
-                    place.copy_(source)
-            for source in part.sources:
-                part.forget(source)
+        self._layout.pack_into(views)
 
     def unload(self, *, keep: bool = False) -> int:
         """Gives the granules back; returns their number. Views become invalid. keep: their memory stays allocated, and

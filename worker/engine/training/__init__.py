@@ -1,0 +1,1 @@
+"""Fine-tuning beside serving, on one device (HARLI)."""
