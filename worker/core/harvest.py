@@ -70,8 +70,8 @@ def choose(
 
 @dataclass(slots=True)
 class Counts:
-    """Totals; take a copy. late: steps over their target. unit_s: units times seconds that training had, while serving computed and
-    while it was idle. paused_s: no split was quick enough; starved_s: training had no work."""
+    """Totals; take a copy. late: steps over their target. unit_s: units times seconds that training had, while serving
+    computed and while it was idle. paused_s: no split was quick enough; starved_s: training had no work."""
 
     steps_alone: int = 0
     steps_beside: int = 0
