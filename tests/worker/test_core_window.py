@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from worker.core.window import coming, leaving, order_of_use, reserve_bytes, window_layers
+from worker.core.window import Window, coming, leaving, order_of_use, reserve_bytes, window_layers
 
 
 @pytest.mark.parametrize(
@@ -70,3 +71,91 @@ def test_a_window_fits_and_is_none_of_one_layer(free: int, reserve: int, granule
 def test_a_layer_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="none of 4"):
         order_of_use(4, True, 4)
+
+
+def passes(window: Window, layers: int, times: int) -> list[int]:
+    """Compute forward and backward, each layer as soon as it is here. Returns the copies."""
+    copies = []
+    for _ in range(times):
+        for layer, forward in [(n, True) for n in range(layers)] + [(n, False) for n in reversed(range(layers))]:
+            window.compute(layer, forward)
+            while True:
+                _, copied = window.copy_next()
+                if copied is not None:
+                    copies.append(copied)
+                window.validate()
+                if window.ready and copied is None:
+                    break
+                window.came()
+    return copies
+
+
+def test_a_window_of_all_layers_copies_each_once() -> None:
+    window = Window(6, 10)
+    assert window.resize(60, 0) == [] and window.size == 6
+    assert sorted(passes(window, 6, 3)) == list(range(6)) and window.granules == 60
+
+
+def test_a_smaller_window_copies_what_does_not_fit_once_a_pass() -> None:
+    window = Window(6, 10)
+    window.resize(40, 0)
+    passes(window, 6, 1)
+    assert len(passes(window, 6, 5)) == 5 * 2 * (6 - 4), "at each turn, four layers are here"
+
+
+def test_inference_gets_its_memory_at_once_and_the_layer_used_latest_leaves_first() -> None:
+    window = Window(6, 10)
+    window.resize(60, 0)
+    passes(window, 6, 1)
+    window.compute(2, True)
+    assert window.resize(45, 10) == [0, 1, 5] and window.size == 3
+    assert window.resize(25, 10) == [4, 3, 2], "not even two fit" and window.size == 0
+    assert window.copy_next() == ([], None) and not window.ready
+    assert window.resize(30, 10) == [] and window.copy_next() == ([], 2)
+    assert window.resize(10, 10) == [2], "a copy under way too"
+    window.came()
+    assert not window.here
+    window.validate()
+
+
+class Machine(RuleBasedStateMachine):
+    """Memory comes and goes while layers are computed and copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window, self.at = Window(7, 3), 0
+
+    @rule(free=st.integers(0, 30), reserve=st.integers(0, 5))
+    def resize(self, free: int, reserve: int) -> None:
+        before = set(self.window.here)
+        coming_before = self.window.coming
+        left = self.window.resize(free, reserve)
+        assert self.window.granules <= max(free - reserve, 0) or self.window.granules == 0
+        assert set(left) == (before - self.window.here) | ({coming_before} - {self.window.coming} - {None})
+        assert self.window.at not in left or not self.window.here - {self.window.at}
+
+    @rule()
+    def goes_on(self) -> None:
+        if self.window.ready:
+            self.at = (self.at + 1) % 14
+            self.window.compute(min(self.at, 13 - self.at), self.at < 7)
+
+    @rule()
+    def copies(self) -> None:
+        was_ready = self.window.ready
+        left, copied = self.window.copy_next()
+        assert self.window.at not in left and self.window.ready == was_ready
+        assert copied is not None or not left
+        if not was_ready and copied is not None:
+            assert copied == self.window.at, "the layer that is needed comes first"
+
+    @rule()
+    def came(self) -> None:
+        self.window.came()
+
+    @invariant()
+    def holds(self) -> None:
+        self.window.validate()
+
+
+TestMachine = Machine.TestCase
