@@ -15,10 +15,13 @@ from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, pairwise
 from typing import Any
 
+from contracts.corun import CorunFit, corun_from
 from contracts.errors import ConfigError
 
-#: Version of the document that `encode` writes. A profile of another version is refused: measuring takes a minute.
-FORMAT = 1
+#: Version of the document that `encode` writes, and those that `decode` reads (1 has no `corun`). A profile of another
+#: version is refused: measuring takes a minute.
+FORMAT = 2
+READABLE = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,8 @@ class Profile:
 
     decode_step_s: a step of one token each for `row` sequences with `column` tokens of context. prefill_step_s: a step
     of `row` tokens of one sequence after `column` tokens. *_layer_s: one layer of the same. loads: by measured source
-    (LOAD_SOURCES). versions, measured_on (a date): information for users.
+    (LOAD_SOURCES). versions, measured_on (a date): information for users. corun: steps by part of the device, beside
+    training; None: not measured (`upbeat profile --corun`).
     """
 
     subject: Subject
@@ -169,6 +173,7 @@ class Profile:
     loads: dict[str, LoadRate]
     versions: dict[str, str]
     measured_on: str = ""
+    corun: CorunFit | None = None
 
     def decode_s(self, batch: float, context_tokens: float) -> float:
         """Seconds of a decode step of `batch` sequences with `context_tokens` each; 0 for an empty batch."""
@@ -200,8 +205,8 @@ def decode(text: str, where: str) -> Profile:
         data = json.loads(text)
         if not isinstance(data, dict):
             raise TypeError("it holds no object")
-        if data.pop("format", None) != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
+        if data.pop("format", None) not in READABLE:
+            raise ValueError(f"it is not of format {' or '.join(map(str, READABLE))}")
         data["subject"] = Subject(**_typed(Subject, data["subject"]))
         for field in fields(Profile):
             if field.name.endswith("_s"):
@@ -211,6 +216,8 @@ def decode(text: str, where: str) -> Profile:
         data["loads"] = {name: LoadRate(**rate) for name, rate in data["loads"].items()}
         if not data["loads"].keys() <= set(LOAD_SOURCES):
             raise ValueError(f"loads are from {', '.join(data['loads'])}; known: {', '.join(LOAD_SOURCES)}")
+        if data.get("corun") is not None:
+            data["corun"] = corun_from(data["corun"])
         return Profile(**_typed(Profile, data))
     except (ValueError, TypeError, KeyError, AttributeError) as e:
         raise ConfigError(f"{where} is not a profile ({e}); {remedy}") from e

@@ -55,6 +55,10 @@ H200 = Device(
 )
 #: GH200 with 96 GB of HBM3: an H100's compute (NVIDIA's data sheet; MIRAGE, section 7.1).
 GH200 = replace(H100, name="GH200-96GB", memory_bytes_per_s=4000e9, memory_bytes=96e9)
+#: RTX 6000 Ada (NVIDIA's data sheet: 364 TFLOPS dense bfloat16, 960 GB/s). Its efficiencies are assumptions.
+ADA_6000 = Device(
+    "Ada6000-48GB", flops=364e12, memory_bytes_per_s=960e9, memory_bytes=48e9, mfu=0.50, mbu=0.87, overhead_s=0.002
+)
 LLAMA_2_7B = ModelShape("Llama-2-7B", 6.74e9, layers=32, heads=32, kv_heads=32, head_dim=128)
 LLAMA_31_8B = ModelShape("Llama-3.1-8B", 8.03e9, layers=32, heads=32, kv_heads=8, head_dim=128)
 LLAMA_2_13B = ModelShape("Llama-2-13B", 13.02e9, layers=40, heads=40, kv_heads=40, head_dim=128)
