@@ -42,6 +42,12 @@ def base_name(layer: int, module: str) -> str:
     return f"model.layers.{layer}.{_PATHS[module]}.weight"
 
 
+def matrix_names(layer: int, module: str) -> tuple[str, str]:
+    """The names of a module's A and B in a PEFT adapter's file."""
+    path = _PREFIX + base_name(layer, module).removesuffix("weight")
+    return f"{path}lora_A.weight", f"{path}lora_B.weight"
+
+
 def target_modules() -> list[str]:
     """The modules' names, as PEFT's `target_modules` has them."""
     return [path.rpartition(".")[2] for path in _PATHS.values()]
@@ -106,11 +112,10 @@ class Adapter:
 
     def named(self) -> dict[str, torch.Tensor]:
         """The matrices by their names in a PEFT adapter's file; views."""
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for number, layer in enumerate(self.layers):
-            for module, (a, b) in layer.items():
-                path = _PREFIX + base_name(number, module).removesuffix("weight")
-                found[f"{path}lora_A.weight"], found[f"{path}lora_B.weight"] = a, b
+            for module, pair in layer.items():
+                found |= zip(matrix_names(number, module), pair, strict=True)
         return found
 
 

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from contracts.errors import ConfigError
 from contracts.finetune import Settings
 from worker.harvest.adapter import Adapter, target_modules
+from worker.harvest.gate import OPEN, Gate
 from worker.harvest.optimizer import Optimizer
 from worker.harvest.partition import Partition
 from worker.harvest.tensor_files import (
@@ -65,13 +66,19 @@ def job_digest(settings: Settings, base: bytes, training: bytes, validation: byt
 
 def steps_of(out: Path) -> list[int]:
     """The steps of a job's checkpoints, in order."""
-    names = [path.name.removeprefix(_PREFIX) for path in out.glob(f"{_PREFIX}*") if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(step for step, path in _checkpoints(out) if (path / _STATE).exists())
 
 
-def write_adapter(directory: Path, adapter: Adapter, settings: Settings, base: str) -> dict[str, str]:
-    """Writes an adapter as PEFT loads it to a directory that exists; returns the digests of its files. base: name or
-    path of the base model. Raises OSError."""
+def _checkpoints(out: Path) -> list[tuple[int, Path]]:
+    found = [(path.name.removeprefix(_PREFIX), path) for path in out.glob(f"{_PREFIX}*") if path.is_dir()]
+    return [(int(name), path) for name, path in found if name.isdecimal()]
+
+
+def write_adapter(
+    directory: Path, adapter: Adapter, settings: Settings, base: str, gate: Gate = OPEN
+) -> dict[str, str]:
+    """Writes an adapter as PEFT loads it; returns the digests of its files. base: name or path of the base model. Raises
+    OSError, and Stopped."""
     directory.mkdir(exist_ok=True)
     alpha = int(settings.alpha) if settings.alpha == int(settings.alpha) else settings.alpha
     config = {
@@ -90,7 +97,7 @@ def write_adapter(directory: Path, adapter: Adapter, settings: Settings, base: s
     }
     write_text(directory / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
     return {
-        ADAPTER_FILE: write_named(directory / ADAPTER_FILE, adapter.named()),
+        ADAPTER_FILE: write_named(directory / ADAPTER_FILE, adapter.named(), gate),
         ADAPTER_CONFIG: file_digest(directory / ADAPTER_CONFIG),
     }
 
@@ -100,46 +107,56 @@ class Checkpoints:
 
     def __init__(self, out: Path, settings: Settings, base: str) -> None:
         """base: name or path of the base model, for PEFT. Removes what a killed process left unfinished. Raises
-        ConfigError when `out` cannot be made."""
+        ConfigError when `out` cannot be made, or has something of others that would be overwritten."""
         self.out, self._settings, self._base = out, settings, base
         with disk_errors(out):
             out.mkdir(parents=True, exist_ok=True)
+            others = [path for _, path in _checkpoints(out) if not (path / _STATE).exists()]
+            if others or (out / "config.json").exists():
+                raise ConfigError(
+                    f"{others[0] if others else out / 'config.json'} is not of a fine-tuning job here; choose another "
+                    "--out"
+                )
             remove_unfinished(out)
 
-    def write(self, state: State, adapter: Adapter, optimizer: Optimizer) -> None:
+    def write(self, state: State, adapter: Adapter, optimizer: Optimizer, gate: Gate = OPEN) -> None:
         """Writes `checkpoint-N`, and then removes all but the last two. Raises ConfigError when the disk is full; older
-        checkpoints are kept then."""
+        checkpoints are kept then; and Stopped."""
         with written_whole(self._path(state.step)) as directory:
-            digests = write_adapter(directory, adapter, self._settings, self._base)
-            digests[_OPTIMIZER] = write_named(directory / _OPTIMIZER, optimizer.named())
+            digests = write_adapter(directory, adapter, self._settings, self._base, gate)
+            digests[_OPTIMIZER] = write_named(directory / _OPTIMIZER, optimizer.named(), gate)
             said = asdict(state) | {"files": digests}
             write_text(directory / _STATE, json.dumps(said | {"digest": _digest(said)}, indent=2) + "\n")
         for step in steps_of(self.out)[:-KEPT]:
             shutil.rmtree(self._path(step), ignore_errors=True)
 
-    def resume(self, job: str, adapter: Adapter, optimizer: Optimizer) -> State | None:
-        """Fills adapter and optimizer from the newest checkpoint that is whole; None when there is none. Newer ones are
-        removed. Raises ConfigError when it belongs to another job."""
-        state = self.newest()
-        if state is None:
-            return None
-        if state.job != job:
+    def newest(self, job: str) -> State | None:
+        """The newest checkpoint that is whole; None when there is none. Raises ConfigError when it belongs to another
+        job than `job`."""
+        read = (self._read(step) for step in reversed(steps_of(self.out)))
+        state = next((state for state in read if state is not None), None)
+        if state is not None and state.job != job:
             raise ConfigError(
                 f"{self._path(state.step)} was trained with other settings, data or weights; choose another --out, or "
                 "remove it"
             )
-        for step in steps_of(self.out):
-            if step > state.step:
-                shutil.rmtree(self._path(step), ignore_errors=True)
-        path = self._path(state.step)
-        _fill(path / ADAPTER_FILE, adapter.named())
-        _fill(path / _OPTIMIZER, optimizer.named())
-        optimizer.resume(state.step)
         return state
 
-    def newest(self) -> State | None:
-        """The newest checkpoint that is whole."""
-        return next((state for step in reversed(steps_of(self.out)) if (state := self._read(step)) is not None), None)
+    def resume(self, state: State | None, adapter: Adapter, optimizer: Optimizer) -> None:
+        """Fills adapter and optimizer from the checkpoint `state`, and removes what comes after it: damaged
+        checkpoints, and lines of the log. None: from the beginning. Raises ConfigError."""
+        step = state.step if state is not None else 0
+        if state is not None:
+            _fill(self._path(step) / ADAPTER_FILE, adapter.named())
+            _fill(self._path(step) / _OPTIMIZER, optimizer.named())
+            optimizer.resume(step)
+        for later in steps_of(self.out):
+            if later > step:
+                shutil.rmtree(self._path(later), ignore_errors=True)
+        log = self.out / LOG
+        if log.exists():
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            replace_file(log, "".join(line + "\n" for line in _until(lines, step)))
 
     def finish(self, adapter: Adapter) -> None:
         """Writes the result to `out`, as PEFT loads it. Raises ConfigError when the disk is full."""
@@ -154,13 +171,6 @@ class Checkpoints:
         """Appends to the log. Raises ConfigError when the disk is full."""
         with disk_errors(self.out / LOG), (self.out / LOG).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-    def cut_log(self, step: int) -> None:
-        """Removes the log's lines of steps after `step`, which are done again."""
-        path = self.out / LOG
-        if path.exists():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            replace_file(path, "".join(line + "\n" for line in _until(lines, step)))
 
     def _path(self, step: int) -> Path:
         return self.out / f"{_PREFIX}{step}"

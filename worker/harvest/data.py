@@ -8,7 +8,7 @@ learnt. Of `text`, all is learnt; special tokens that it spells out are taken as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from contracts.errors import ConfigError, InvalidRequest
 from contracts.training_data import parse_line, read_lines, refused
+from worker.harvest.gate import OPEN, Gate, within
 from worker.text.codec import TextCodec
 
 #: Tokens at the end of a rendered prompt that may merge with what follows.
@@ -77,22 +78,23 @@ class Reader:
         eos_ids: set[int],
         vocab_size: int,
         max_tokens: int,
-        between: Callable[[], None] = lambda: None,
+        gate: Gate = OPEN,
     ) -> None:
-        """max_tokens: an example's longer rest is cut off. between: called before each piece of work, some milliseconds
-        for a usual example."""
+        """max_tokens: an example's longer rest is cut off. gate: each line, and each turn of a conversation, is a unit,
+        of some milliseconds for usual ones."""
         self._codec, self._eos_ids, self._vocab_size = codec, eos_ids, vocab_size
-        self._max_tokens, self._between = max_tokens, between
+        self._max_tokens, self._gate = max_tokens, gate
 
     def read(self, path: Path) -> Examples:
-        """The examples of the file at `path`. Raises InvalidRequest with the line's number and a remedy, and
-        ConfigError when the file cannot be read."""
+        """The examples of the file at `path`. Raises InvalidRequest with the line's number and a remedy, ConfigError
+        when the file cannot be read, and Stopped."""
         tokens, targets = [], []
         try:
             with path.open("rb") as file:
                 for number, line in read_lines(file):
-                    self._between()
-                    ids, learnt = self.example(parse_line(line, number), number)
+                    with within(self._gate):
+                        example = parse_line(line, number)
+                    ids, learnt = self.example(example, number)
                     tokens.append(ids)
                     targets.append(learnt)
         except OSError as e:
@@ -103,7 +105,8 @@ class Reader:
         """Tokens, and whether each is learnt, of a checked line. Raises InvalidRequest."""
         try:
             if "text" in line:
-                ids = self._codec.encode(line["text"])
+                with within(self._gate):
+                    ids = self._codec.encode(line["text"])
                 spans = [(0, len(ids))]
             else:
                 ids, spans = self._conversation(line["messages"], number)
@@ -144,8 +147,8 @@ class Reader:
         return whole, spans
 
     def _render(self, messages: list[dict[str, Any]], asks: bool = False) -> list[int]:
-        self._between()
-        return self._codec.render(messages, add_generation_prompt=asks)
+        with within(self._gate):
+            return self._codec.render(messages, add_generation_prompt=asks)
 
     def _common(self, beginning: list[int], whole: list[int], turn: int, number: int) -> int:
         """Number of tokens with which both begin: all of `beginning`, but for one that merged with what follows."""

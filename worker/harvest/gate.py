@@ -5,6 +5,9 @@ Decides nothing.
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from worker.models.weights import LayerWeights, TopWeights
@@ -60,3 +63,17 @@ class OpenGate:
 
     def leave(self, lane: int, seconds: float) -> None:
         """Does nothing."""
+
+
+OPEN = OpenGate()
+
+
+@contextlib.contextmanager
+def within(gate: Gate) -> Iterator[None]:
+    """One unit of work outside of training, on lane 0."""
+    gate.enter(0)
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        gate.leave(0, time.perf_counter() - began)

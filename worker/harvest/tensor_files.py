@@ -19,18 +19,24 @@ import torch
 from blake3 import blake3
 
 from contracts.errors import ConfigError
+from worker.harvest.gate import Gate, within
 
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+#: Bytes that are digested and written in a unit.
+_UNIT_BYTES = 4 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: A directory that is being written, or is about to be removed.
 _BESIDE = "unfinished"
 
 
 def write_tensors(
-    path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[torch.Tensor]
+    path: Path,
+    shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+    tensors: Iterable[torch.Tensor],
+    gate: Gate,
 ) -> str:
-    """Writes a safetensors file of tensors with these names, types and shapes, which `tensors` yields in this order.
-    Returns the hexadecimal digest of its bytes. Raises OSError."""
+    """Writes a safetensors file of tensors with these names, types and shapes, which `tensors` yields in this order; a
+    few megabytes at a time, within `gate`. Returns the hexadecimal digest of its bytes. Raises OSError, and Stopped."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in shapes.items():
@@ -46,16 +52,18 @@ def write_tensors(
         for (name, (dtype, shape)), tensor in zip(shapes.items(), tensors, strict=True):
             assert (tensor.dtype, list(tensor.shape)) == (dtype, list(shape)), name
             data = tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data
-            digest.update(data)
-            file.write(data)
+            for first in range(0, len(data), _UNIT_BYTES):
+                with within(gate):
+                    digest.update(data[first : first + _UNIT_BYTES])
+                    file.write(data[first : first + _UNIT_BYTES])
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
 
 
-def write_named(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+def write_named(path: Path, tensors: Mapping[str, torch.Tensor], gate: Gate) -> str:
     """Writes tensors that are all in memory; see `write_tensors`."""
-    return write_tensors(path, {name: (t.dtype, t.shape) for name, t in tensors.items()}, tensors.values())
+    return write_tensors(path, {name: (t.dtype, t.shape) for name, t in tensors.items()}, tensors.values(), gate)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -20,7 +20,7 @@ import torch
 from contracts.errors import UpbeatError
 from contracts.finetune import Settings
 from runtime.model_config import ModelConfig
-from worker.harvest.adapter import Adapter, Empty, plain_empty
+from worker.harvest.adapter import Adapter, Empty, Shapes, plain_empty
 from worker.harvest.batches import Batches, learning_rate
 from worker.harvest.data import Examples
 from worker.harvest.gate import Frozen, Gate
@@ -31,6 +31,34 @@ from worker.harvest.optimizer import Optimizer
 from worker.harvest.partition import Partition
 from worker.models.llama import RopeTable, embed
 from worker.models.weights import LayerWeights, TopWeights
+
+
+def trainer_bytes(
+    config: ModelConfig,
+    settings: Settings,
+    training: Examples,
+    validation: Examples | None,
+    partition: Partition,
+    itemsize: int,
+    lanes: int,
+) -> int:
+    """What a trainer holds through `empty`, its adapter included: parameters, gradients and AdamW's state, inputs of
+    layers, and the lanes' memory. itemsize: of the frozen weights' type. Units allocate more for milliseconds."""
+    c, every = config, [training, *([validation] if validation else [])]
+    longest, batch, micros = _most(settings, training, every)
+    count, q, kv = Shapes.of(c, settings.rank).count, c.heads * c.head_dim, c.kv_heads * c.head_dim
+    parameters = 4 * count * (c.layers * 4 + micros)
+    inputs = itemsize * batch * c.hidden_size * (c.layers + 2)
+    layer = longest * (itemsize * (2 * q + 2 * kv) + 4 * 2 * kv)
+    head = partition.head_rows * ((itemsize + 4) * c.hidden_size + 4 * c.vocab_size)
+    return parameters + inputs + lanes * (layer + head)
+
+
+def _most(settings: Settings, training: Examples, every: Sequence[Examples]) -> tuple[int, int, int]:
+    """Tokens of the longest example, and of the largest batch; micro-batches of a step."""
+    batches = Batches(len(training), settings)
+    longest = max(max(data.lengths) for data in every)
+    return longest, max(batches.most_tokens(data.lengths) for data in every), min(settings.batch_size, len(training))
 
 
 class TrainingFailed(UpbeatError):
@@ -87,11 +115,8 @@ class Trainer:
         self.step, self.tokens = 0, 0
         self._dtype = frozen.top().embedding.dtype
         self._lanes = Lanes(lanes, gate)
-        micros = min(settings.batch_size, len(training))
+        longest, batch, micros = _most(settings, training, [training, *([validation] if validation else [])])
         self.optimizer = Optimizer(adapter, settings, micros, self._lanes, empty)
-        every = [training, *([validation] if validation else [])]
-        longest = max(max(data.lengths) for data in every)
-        batch = max(self._batches.most_tokens(data.lengths) for data in every)
         self._rope = RopeTable(config, self._dtype).at(torch.arange(longest), longest)
         # Of each layer, and of the head, for the examples of a batch.
         self._inputs = empty((config.layers + 1, batch, config.hidden_size), self._dtype)
