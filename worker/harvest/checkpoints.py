@@ -36,6 +36,8 @@ from worker.harvest.tensor_files import (
     written_whole,
 )
 
+#: A line of the log: by its keys.
+Line = dict[str, float | None]
 KEPT = 2
 ADAPTER_FILE, ADAPTER_CONFIG, LOG = "adapter_model.safetensors", "adapter_config.json", "trainer_log.jsonl"
 _OPTIMIZER, _STATE, _PREFIX = "optimizer.safetensors", "state.json", "checkpoint-"
@@ -45,13 +47,14 @@ _FREE_SETTINGS = ("checkpoint_every", "tpot_ms")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a checkpoint says beside its tensors. job: see `job_digest`. losses: of the last step and of the validation
-    examples; None: none yet."""
+    """What a checkpoint says beside its tensors. job: see `job_digest`. line: the log's, of the last step; logged: the
+    log has it. validation_loss: the last one; None: none yet."""
 
     job: str
     step: int
     tokens: int
-    loss: float | None
+    line: Line
+    logged: bool
     validation_loss: float | None
     partition: Partition
 
@@ -77,7 +80,7 @@ def _checkpoints(out: Path) -> list[tuple[int, Path]]:
 def write_adapter(
     directory: Path, adapter: Adapter, settings: Settings, base: str, gate: Gate = OPEN
 ) -> dict[str, str]:
-    """Writes an adapter as PEFT loads it; returns the digests of its files. base: name or path of the base model. Raises
+    """Writes an adapter as PEFT loads it; returns its files' digests. base: name or path of the base model. Raises
     OSError, and Stopped."""
     directory.mkdir(exist_ok=True)
     alpha = int(settings.alpha) if settings.alpha == int(settings.alpha) else settings.alpha
@@ -146,6 +149,7 @@ class Checkpoints:
         """Fills adapter and optimizer from the checkpoint `state`, and removes what comes after it: damaged
         checkpoints, and lines of the log. None: from the beginning. Raises ConfigError."""
         step = state.step if state is not None else 0
+        logged = step if state is None or state.logged else step - 1
         if state is not None:
             _fill(self._path(step) / ADAPTER_FILE, adapter.named())
             _fill(self._path(step) / _OPTIMIZER, optimizer.named())
@@ -156,7 +160,7 @@ class Checkpoints:
         log = self.out / LOG
         if log.exists():
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            replace_file(log, "".join(line + "\n" for line in _until(lines, step)))
+            replace_file(log, "".join(line + "\n" for line in _until(lines, logged)))
 
     def finish(self, adapter: Adapter) -> None:
         """Writes the result to `out`, as PEFT loads it. Raises ConfigError when the disk is full."""

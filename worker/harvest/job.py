@@ -16,7 +16,7 @@ from contracts.errors import ConfigError
 from contracts.finetune import Job
 from runtime.model_config import load_config
 from worker.harvest.adapter import Adapter, Empty, check_settings, plain_empty
-from worker.harvest.checkpoints import Checkpoints, State, job_digest, steps_of
+from worker.harvest.checkpoints import Checkpoints, Line, State, job_digest, steps_of
 from worker.harvest.data import Examples, Reader
 from worker.harvest.gate import OPEN, Frozen, Gate, Stopped
 from worker.harvest.merge import merge
@@ -87,7 +87,10 @@ class Running:
         else:
             longest = max(max(examples.lengths) for examples in data if examples is not None)
             self.partition = unit_rows(config, adapter, job.settings.dropout, longest, frozen, gate)
-        self._loss = self._validation_loss = math.nan
+        #: The log's line of the last step, and whether it is there; its validation loss comes last.
+        self._line: Line = {}
+        self._logged = True
+        self._validation_loss = math.nan
         self.trainer = Trainer(
             config, job.settings, training, validation, frozen, gate, self.partition, adapter, lanes, empty
         )
@@ -102,7 +105,7 @@ class Running:
         self._files.resume(state, trainer.adapter, trainer.optimizer)
         if state is not None:
             trainer.step, trainer.tokens = state.step, state.tokens
-            self._loss = math.nan if state.loss is None else state.loss
+            self._line, self._logged = state.line, state.logged
             self._validation_loss = math.nan if state.validation_loss is None else state.validation_loss
         self._report(self._reached())
 
@@ -111,8 +114,11 @@ class Running:
         ConfigError, TrainingFailed, InvalidRequest, when the job has failed. Once."""
         trainer, files = self.trainer, self._files
         try:
+            if not self._logged:
+                self._conclude()
             while trainer.step < trainer.steps:
-                self._step()
+                self._line, self._logged = _line(trainer.train_step(), trainer.tokens), False
+                self._conclude()
             files.finish(trainer.adapter)
             if self._job.register:
                 merge(self._base, files.out, files.out / MERGED, self._gate)
@@ -123,17 +129,16 @@ class Running:
         finally:
             trainer.close()
 
-    def _step(self) -> None:
+    def _conclude(self) -> None:
+        """After a step: validation and a checkpoint, when they are due, and the log."""
         trainer = self.trainer
-        done = trainer.train_step()
-        self._loss, validation_loss = done.loss, math.nan
-        checkpoint = trainer.step % self._job.settings.checkpoint_every == 0 or trainer.step == trainer.steps
-        try:
-            if checkpoint:
-                validation_loss = self._validation_loss = trainer.validation_loss()
-        finally:
-            self._files.log(_line(done, trainer.tokens, validation_loss))
-        if checkpoint:
+        due = trainer.step % self._job.settings.checkpoint_every == 0 or trainer.step == trainer.steps
+        if due:
+            self._validation_loss = trainer.validation_loss()
+            self._line["validation_loss"] = _known(self._validation_loss)
+        self._files.log(self._line)
+        self._logged = True
+        if due:
             self._checkpoint(self._gate)
         self._report(self._reached())
 
@@ -143,7 +148,8 @@ class Running:
             job=self._digest,
             step=trainer.step,
             tokens=trainer.tokens,
-            loss=_known(self._loss),
+            line=self._line,
+            logged=self._logged,
             validation_loss=_known(self._validation_loss),
             partition=self.partition,
         )
@@ -151,18 +157,20 @@ class Running:
 
     def _reached(self) -> Reached:
         trainer, steps = self.trainer, tuple(steps_of(self._files.out))
-        return Reached(trainer.step, trainer.steps, self._loss, self._validation_loss, trainer.tokens, steps)
+        loss = self._line.get("loss")
+        loss = math.nan if loss is None else loss
+        return Reached(trainer.step, trainer.steps, loss, self._validation_loss, trainer.tokens, steps)
 
 
 def _known(loss: float) -> float | None:
     return None if math.isnan(loss) else loss
 
 
-def _line(done: StepResult, tokens: int, validation_loss: float) -> dict[str, float | None]:
+def _line(done: StepResult, tokens: int) -> Line:
     return {
         "step": done.step,
         "loss": done.loss,
-        "validation_loss": _known(validation_loss),
+        "validation_loss": None,
         "tokens": tokens,
         "learning_rate": done.learning_rate,
         "gradient_norm": done.gradient_norm,
