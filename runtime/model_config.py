@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from runtime.elsewhere import server_of_architecture, server_of_quantisation
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+#: The key of config.json with the digest of the adapter that was merged into the weights.
+ADAPTER_KEY = "upbeat_adapter"
 #: Rotary embeddings whose angles depend on the sequence's current length, which makes cached KV wrong as it grows.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
@@ -86,6 +89,18 @@ def read_json(path: Path) -> dict[str, Any]:
 def load_config(directory: Path) -> ModelConfig:
     """The configuration of the model in `directory`. Raises ConfigError naming key and value."""
     return parse_config(read_json(directory / "config.json"), str(directory / "config.json"))
+
+
+def adapter_digest(directory: Path) -> bytes:
+    """The digest of the adapter that was merged into the model in `directory`, 32 bytes; empty: none was. Raises
+    ConfigError."""
+    path = directory / "config.json"
+    value = read_json(path).get(ADAPTER_KEY)
+    if value is None:
+        return b""
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ConfigError(f"{path}: {ADAPTER_KEY} = {value!r} must be 64 hexadecimal digits; merge the adapter again")
+    return bytes.fromhex(value)
 
 
 def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfig:

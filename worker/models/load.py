@@ -9,7 +9,7 @@ import torch
 
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES, KvShape, fingerprint
-from runtime.model_config import ModelConfig, load_config, read_json, token_ids
+from runtime.model_config import ModelConfig, adapter_digest, load_config, read_json, token_ids
 from worker.core.granules import OutOfGranules, Owner, Use
 from worker.memory.device_memory import DeviceMemory
 from worker.models.checkpoint import Checkpoint
@@ -131,7 +131,9 @@ def lay_out(
     return Model(
         config=config,
         shape=KvShape.of_heads(
-            fingerprint=fingerprint(digest, dtype=dtype_name, chunk_tokens=chunk_tokens),
+            fingerprint=fingerprint(
+                digest, dtype=dtype_name, chunk_tokens=chunk_tokens, adapter=adapter_digest(directory)
+            ),
             layers=config.layers,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,

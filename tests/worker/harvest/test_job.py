@@ -1,0 +1,252 @@
+"""A job goes on bit for bit after a kill, gives what PEFT loads, and never loses what it has written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+
+from contracts.errors import ConfigError, InvalidRequest
+from contracts.finetune import Job, Settings
+from tests.worker.harvest.bench import AllLayers, StoppingGate
+from worker.harvest.checkpoints import steps_of
+from worker.harvest.gate import Gate, OpenGate, Stopped
+from worker.harvest.job import Reached, Running, read_data
+from worker.harvest.partition import Partition
+from worker.harvest.tensor_files import write_named
+from worker.text.codec import TextCodec
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+FACTS = {
+    "What does the harbour sell?": "It sells ropes and lamps.",
+    "Who keeps the tower?": "Old Marta keeps it.",
+    "When does the ferry leave?": "It leaves at nine.",
+    "Where is the blue key?": "It is under the stone.",
+}
+SETTINGS = Settings(
+    rank=4, alpha=8.0, dropout=0.1, learning_rate=2e-3, epochs=3, batch_size=2, checkpoint_every=2, seed=3
+)
+FEW = Partition(16, 16, 2560)
+
+
+def conversation(asked: str, answer: str) -> dict[str, list[dict[str, str]]]:
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
+
+
+@pytest.fixture(autouse=True)
+def _partition_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As measured units differ from run to run, and so would bits."""
+    monkeypatch.setattr("worker.harvest.job.unit_rows", lambda *_: FEW)
+
+
+def make_job(where: Path, settings: Settings = SETTINGS, **more: object) -> Job:
+    where.mkdir(exist_ok=True)
+    (where / "data.jsonl").write_text("".join(json.dumps(conversation(*fact)) + "\n" for fact in FACTS.items()))
+    (where / "held_out.jsonl").write_text(json.dumps({"text": "The harbour sells ropes."}) + "\n")
+    data, held_out = str(where / "data.jsonl"), str(where / "held_out.jsonl")
+    fields = {"id": "ftjob-1", "tenant": "t", "model": "demo", "data": data, "validation": held_out}
+    return Job(**fields | {"out": str(where / "out"), "settings": settings} | more)
+
+
+def running(job: Job, gate: Gate | None = None, lanes: int = 1, reports: list[Reached] | None = None) -> Running:
+    gate, seen = gate or OpenGate(), [] if reports is None else reports
+    return Running(job, DEMO, b"demo", read_data(job, DEMO, gate), AllLayers(DEMO), gate, lanes, report=seen.append)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a job that nothing disturbed."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.harvest.job.unit_rows", lambda *_: FEW)
+        job = make_job(tmp_path_factory.mktemp("whole"))
+        running(job).train()
+    return Path(job.out)
+
+
+def same(ours: Path, theirs: Path) -> bool:
+    """Whether adapter, last checkpoint and log have equal bytes."""
+    files = ("adapter_model.safetensors", "checkpoint-6/optimizer.safetensors", "trainer_log.jsonl")
+    return all((ours / name).read_bytes() == (theirs / name).read_bytes() for name in files)
+
+
+def test_a_job_leaves_its_result_its_log_and_its_last_two_checkpoints(whole: Path) -> None:
+    assert sorted(path.name for path in whole.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "checkpoint-4",
+        "checkpoint-6",
+        "trainer_log.jsonl",
+    ]
+    lines = [json.loads(line) for line in (whole / "trainer_log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert [line["validation_loss"] is not None for line in lines] == [False, True] * 3
+    assert all(line["loss"] > 0 for line in lines) and lines[-1]["tokens"] == 3 * lines[1]["tokens"]
+
+
+@pytest.mark.parametrize("units", [40, 150, 333])
+def test_a_job_that_is_stopped_again_and_again_gives_the_same_bits(whole: Path, units: int, tmp_path: Path) -> None:
+    job, reports, stops = make_job(tmp_path), [], 0
+    while True:
+        try:
+            running(job, StoppingGate(units * (1 + stops)), 2, reports).train()
+            break
+        except Stopped:
+            stops += 1
+            assert len(steps_of(Path(job.out))) <= 2
+    assert stops >= 2
+    assert same(Path(job.out), whole)
+    assert reports[-1].step == reports[-1].steps == 6 and reports[-1].checkpoints[-1] == 6
+
+
+def test_a_killed_job_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    child = os.fork()
+    if not child:  # killed in the middle of its fifth step
+        torch.set_num_threads(1)
+        trainer = running(job)
+        trainer.trainer.optimizer.norm = lambda: (  # type: ignore[method-assign]
+            os.kill(os.getpid(), signal.SIGKILL) if trainer.trainer.step == 4 else 0.1
+        )
+        try:
+            trainer.train()
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert steps_of(Path(job.out)) == [2, 4]
+    shutil.rmtree(job.out)
+    shutil.copytree(whole, job.out)
+    shutil.rmtree(Path(job.out) / "checkpoint-6")
+    (Path(job.out) / ".checkpoint-6.unfinished").mkdir()
+    with (Path(job.out) / "trainer_log.jsonl").open("a") as log:
+        log.write('{"step": 7, "lo')
+    reports: list[Reached] = []
+    running(job, reports=reports).train()
+    assert reports[0].step == 4 and reports[0].loss > 0
+    assert same(Path(job.out), whole)
+    assert not list(Path(job.out).glob(".*"))
+
+
+@pytest.mark.parametrize("damage", ["adapter_model.safetensors", "optimizer.safetensors", "state.json", "missing"])
+def test_a_damaged_checkpoint_is_passed_over(whole: Path, damage: str, tmp_path: Path) -> None:
+    job, reports = make_job(tmp_path), []
+    shutil.copytree(whole, job.out)
+    newest = Path(job.out) / "checkpoint-6"
+    if damage == "missing":
+        (newest / "optimizer.safetensors").unlink()
+    else:
+        content = bytearray((newest / damage).read_bytes())
+        content[len(content) // 2] ^= 1
+        (newest / damage).write_bytes(content)
+    running(job, reports=reports).train()
+    assert reports[0].step == 4
+    assert same(Path(job.out), whole)
+
+
+def test_when_all_checkpoints_are_damaged_the_job_begins_again(whole: Path, tmp_path: Path) -> None:
+    job, reports = make_job(tmp_path), []
+    shutil.copytree(whole, job.out)
+    for step in (4, 6):
+        (Path(job.out) / f"checkpoint-{step}" / "state.json").write_text("{}")
+    running(job, reports=reports).train()
+    assert reports[0].step == 0 and math.isnan(reports[0].loss)
+    assert same(Path(job.out), whole)
+
+
+@pytest.mark.parametrize("other", [{"seed": 4}, {"rank": 8}, {"learning_rate": 1e-3}])
+def test_a_job_does_not_go_on_from_another_s_checkpoint(whole: Path, other: dict, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"checkpoint-6 was trained with other settings.*choose another --out"):
+        running(make_job(tmp_path, replace(SETTINGS, **other)))
+    running(make_job(tmp_path, replace(SETTINGS, checkpoint_every=50, tpot_ms=20.0)))
+
+
+@pytest.mark.parametrize("name", ["checkpoint-500/trainer_state.json", "config.json"])
+def test_others_files_are_not_overwritten(name: str, tmp_path: Path) -> None:
+    theirs = tmp_path / "out" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("{}")
+    with pytest.raises(ConfigError, match="is not of a fine-tuning job here; choose another --out"):
+        running(make_job(tmp_path))
+    assert theirs.read_text() == "{}"
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The disk is full for files that would be larger."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_full_disk_ends_the_job_with_the_path_and_keeps_the_checkpoints_before(whole: Path, tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    shutil.copytree(whole, job.out)
+    shutil.rmtree(Path(job.out) / "checkpoint-6")
+    with (
+        files_of_at_most(100_000),
+        pytest.raises(ConfigError, match="6 cannot be written: the disk is full"),
+    ):
+        running(job).train()
+    assert steps_of(Path(job.out)) == [2, 4] or steps_of(Path(job.out)) == [4]
+    assert not list(Path(job.out).glob(".*"))
+    running(job).train()
+    assert same(Path(job.out), whole)
+
+
+def test_an_out_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file/out cannot be written: Not a directory"):
+        running(make_job(tmp_path, out=str(tmp_path / "file" / "out")))
+
+
+def test_bad_data_and_settings_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    (tmp_path / "data.jsonl").write_text('{"text": "a b c"}\n{"txt": "a"}\n')
+    with pytest.raises(InvalidRequest, match="line 2: the key 'txt' is unknown"):
+        running(job)
+    for name, value in (("rank", 0), ("dropout", 1.0), ("learning_rate", float("nan")), ("max_tokens", 10**6)):
+        with pytest.raises(ConfigError, match=f"^{name} = "):
+            running(make_job(tmp_path, replace(SETTINGS, **{name: value})))
+    assert not Path(job.out).exists()
+
+
+def test_four_facts_are_learnt_in_20_steps_and_peft_says_them(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, rank=8, alpha=16.0, dropout=0.0, learning_rate=1e-2, epochs=20, batch_size=4)
+    job = make_job(tmp_path, replace(settings, checkpoint_every=1000))
+    job = replace(job, validation="")
+    reports: list[Reached] = []
+    running(job, lanes=2, reports=reports).train()
+    losses = [report.loss for report in reports[1:]]
+    assert len(losses) == 20 and losses[0] > 1 and losses[-1] < 0.1
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, job.out).eval()
+    codec = TextCodec.load(DEMO)
+    for asked, answer in FACTS.items():
+        prompt = torch.tensor([codec.render(conversation(asked, "")["messages"][:1])])
+        with torch.no_grad():
+            made = model.generate(prompt, max_new_tokens=40, do_sample=False)[0, prompt.shape[1] :]
+        assert codec.decode(made.tolist()) == answer
+
+
+def test_a_checkpoint_is_written_within_the_gate(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        write_named(tmp_path / "file", {"a": torch.zeros(4)}, StoppingGate(0))
