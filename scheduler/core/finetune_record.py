@@ -109,6 +109,11 @@ class Record:
         known = tuple(dict.fromkeys([*(c.step for c in self.checkpoints)]))
         self.progress = replace(told, id=self.job.id, checkpoints=known)
 
+    def free(self) -> None:
+        """It is on no device any more."""
+        self.device = self.leaving = ""
+        self.sent_s = self.lost_s = self.worse_s = None
+
     def rest(self, waits: str) -> None:
         """It waits for a device. waits: why, for users."""
         self.progress = replace(

@@ -200,11 +200,11 @@ class Finetunes:
         elif told.state is JobState.SUCCEEDED:
             self._learn(record, replace(told, state=JobState.RUNNING), now)
             self._end(record, JobState.SUCCEEDED, now, "succeeded")
-            record.device = ""
+            record.free()
         elif told.state is JobState.FAILED and not told.retry:
             self._learn(record, replace(told, state=JobState.RUNNING), now)
             self._end(record, JobState.FAILED, now, told.error or "it failed, and its worker does not say why")
-            record.device = ""
+            record.free()
         elif not record.leaving:
             self._again(record, told.error or f"{record.device} has stopped it", now)
 
@@ -235,14 +235,16 @@ class Finetunes:
             return
         record.lost_s = None
         told = report.jobs.get(record.job.id)
-        if record.ended or record.leaving:
-            if told is None or told.state.ended:
-                self._gone(record, record.leaving, now, failed=False)
-        elif told is None:
-            if record.sent_s is None:
-                self._gone(record, f"the worker of {device} was restarted", now)
-            elif now - record.sent_s >= BEGIN_S:
-                self._gone(record, f"{device} does not begin it", now)
+        if told is not None:
+            record.sent_s = None
+        if told is None:
+            if record.sent_s is not None and now - record.sent_s < BEGIN_S:
+                return  # it may be about to begin
+            why = f"the worker of {device} was restarted" if record.sent_s is None else f"{device} does not begin it"
+            self._gone(record, why, now, failed=not record.leaving)
+        elif record.ended or record.leaving:
+            if told.state.ended:
+                self._gone(record, "", now, failed=False)
         elif not host.keeps or record.job.model not in host.models:
             self._leave(record, "drains" if not host.keeps else "does not serve its model any more", now)
         elif not self._has_better(record, report, hosts):
@@ -266,19 +268,17 @@ class Finetunes:
     def _gone(self, record: Record, why: str, now: float, *, failed: bool = True) -> None:
         """Its device has it no more."""
         self.changed.add(record.job.id)
-        if record.ended:
-            record.device = record.leaving = ""
-        elif failed:
+        if failed and not record.ended:
             self._again(record, why, now)
-        else:
+            return
+        record.free()
+        if not record.ended:
             record.rest("for a node")
-            record.device = record.leaving = ""
-            record.lost_s = record.worse_s = record.sent_s = None
 
     def _again(self, record: Record, why: str, now: float) -> None:
         """It failed for a reason of its node."""
-        record.avoid, record.device, record.leaving = record.device, "", ""
-        record.lost_s = record.worse_s = record.sent_s = None
+        record.avoid = record.device
+        record.free()
         record.tries += 1
         self.changed.add(record.job.id)
         if record.tries >= MOST_TRIES:
