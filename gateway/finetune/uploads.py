@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from aiohttp import BodyPartReader, MultipartReader, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, Unavailable, WrongMediaType
 from gateway.core.shares import Shares
@@ -113,7 +113,7 @@ class _Upload:
     async def _parts(self) -> None:
         try:
             reader = await self.request.multipart()
-        except (ValueError, AssertionError) as e:
+        except _MALFORMED as e:
             raise _unreadable(e) from None
         seen: set[str] = set()
         for _ in range(MOST_PARTS + 1):
@@ -171,11 +171,21 @@ class _Upload:
                 return await reading
         except TimeoutError:
             raise BodyTooSlow("the upload did not arrive in time; send it at once") from None
-        except (ValueError, AssertionError, RuntimeError, web.RequestPayloadError, web.HTTPException) as e:
+        except _MALFORMED as e:
             raise _unreadable(e) from None
 
 
-def _unreadable(error: Any) -> InvalidRequest:
-    with contextlib.suppress(Exception):
-        return InvalidRequest(f"the form could not be read: {str(error)[:200]}", code="invalid_body")
-    return InvalidRequest("the form could not be read", code="invalid_body")
+#: What aiohttp raises for a form that is none.
+_MALFORMED = (
+    ValueError,
+    AssertionError,
+    RuntimeError,
+    HttpProcessingError,
+    web.RequestPayloadError,
+    web.HTTPException,
+)
+
+
+def _unreadable(error: Exception) -> InvalidRequest:
+    said = " ".join(str(error).split())[:200].encode("ascii", "backslashreplace").decode()
+    return InvalidRequest(f"the form could not be read: {said}", code="invalid_body")
