@@ -6,9 +6,13 @@ checkpoint on another. Its files lie in `Job.out`, a path that all nodes see, as
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
+
+from contracts.errors import InvalidRequest
 
 
 class JobState(StrEnum):
@@ -33,8 +37,8 @@ class Settings:
     machine.
 
     rank, alpha, dropout: of LoRA. batch_size: examples of an optimizer's step. max_tokens: an example's longer rest is
-    cut off; 0: as many as the model takes. checkpoint_every: steps between checkpoints. tpot_ms: time of an output token
-    that serving must keep meanwhile; 0: the model's own target.
+    cut off; 0: as many as the model takes. checkpoint_every: steps between checkpoints. tpot_ms: time of an output
+    token that serving must keep meanwhile; 0: the model's own target.
     """
 
     rank: int = 8
@@ -55,7 +59,7 @@ class Settings:
 class Job:
     """A job as it was submitted. id: `ftjob-...`. data, validation: JSONL files; validation: empty for none. out: the
     directory of its checkpoints and its result. suffix: of the adapter's name. register: serve the merged model as
-    `fine_tuned_model`."""
+    `fine_tuned_model`. tenant: empty for an operator. note: what its submitter keeps with it, such as the API's ids."""
 
     id: str
     tenant: str
@@ -67,6 +71,7 @@ class Job:
     register: bool = False
     created_s: float = 0.0
     settings: Settings = field(default_factory=Settings)
+    note: str = ""
 
     @property
     def fine_tuned_model(self) -> str:
@@ -79,7 +84,8 @@ class Progress:
     """How far a job is. step, steps: of the optimizer. loss: of the last step; validation_loss: of the last checkpoint;
     NaN: none yet. tokens: trained so far. tokens_per_s: lately. window, layers: frozen layers in device memory, of all.
     split: shares of the device that training has now, of `shares`. checkpoints: their steps. error: why it failed;
-    waits: why it does not train just now; empty: neither."""
+    waits: why it does not train just now; empty: neither. retry: it failed for a reason of its node (a dead trainer, a
+    full disk), so that another try, there or elsewhere, may succeed."""
 
     id: str
     state: JobState
@@ -97,13 +103,15 @@ class Progress:
     checkpoints: tuple[int, ...] = ()
     error: str = ""
     waits: str = ""
+    retry: bool = False
 
 
 class Trains(Protocol):
     """What a worker does about jobs. Any thread."""
 
     def start(self, job: Job) -> None:
-        """Begin the job, or go on from its last checkpoint; no effect when it runs here. Why it cannot is reported."""
+        """Begin the job, or go on from its last checkpoint; no effect when it runs here. Why it cannot is reported.
+        `progress` has it before this returns, also a job that had ended here and begins again."""
         ...
 
     def stop(self, job_id: str, cancelled: bool) -> None:
@@ -118,3 +126,59 @@ class Trains(Protocol):
     def spare(self) -> float:
         """Part of the device's decode time that training could have, 0 to 1; negative: it takes no job."""
         ...
+
+    def refuses(self) -> str:
+        """Why it takes no job at all, for users; empty: it takes some."""
+        ...
+
+
+# ---- what a job may be ---------------------------------------------------------------------------------------------
+#: Ids of jobs, and of suffixes: both become names of files.
+ID: Final = re.compile(r"ftjob-[A-Za-z0-9]{8,64}")
+SUFFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Characters of a model's name with its suffix, of a path, and of a note.
+MOST_NAME, MOST_PATH, MOST_NOTE = 128, 4096, 32 << 10
+#: Least and most of each setting.
+RANGES: Final[dict[str, tuple[float, float]]] = {
+    "rank": (1, 256),
+    "alpha": (1e-6, 4096),
+    "dropout": (0, 0.95),
+    "learning_rate": (1e-9, 1),
+    "weight_decay": (0, 1),
+    "warmup_ratio": (0, 1),
+    "epochs": (1, 1000),
+    "batch_size": (1, 1024),
+    "max_tokens": (0, 1 << 20),
+    "seed": (0, (1 << 63) - 1),
+    "checkpoint_every": (1, 1_000_000),
+    "tpot_ms": (0, 60_000),
+}
+
+
+def check_settings(settings: Settings) -> None:
+    """Raises InvalidRequest naming the first setting that is out of its range."""
+    for name, (least, most) in RANGES.items():
+        value = getattr(settings, name)
+        if not math.isfinite(value) or not least <= value <= most:
+            raise InvalidRequest(f"{name} = {value}: give a number from {least:g} to {most:g}", param=name)
+
+
+def check_job(job: Job) -> None:
+    """Raises InvalidRequest naming the first field that is wrong. Looks at no file."""
+    if not ID.fullmatch(job.id):
+        raise InvalidRequest(f"id = {job.id[:80]!r} must match {ID.pattern}", param="id")
+    if not SUFFIX.fullmatch(job.suffix):
+        raise InvalidRequest(f"suffix = {job.suffix[:80]!r} must match {SUFFIX.pattern}", param="suffix")
+    if len(job.fine_tuned_model) > MOST_NAME:
+        raise InvalidRequest(
+            f"suffix: the model's name would have {len(job.fine_tuned_model)} characters, {MOST_NAME} at most; shorten "
+            "it",
+            param="suffix",
+        )
+    paths = {"data": job.data, "out": job.out} | ({"validation": job.validation} if job.validation else {})
+    for name, path in paths.items():
+        if not path.startswith("/") or "\0" in path or len(path) > MOST_PATH or ".." in path.split("/"):
+            raise InvalidRequest(f"{name} = {path[:80]!r}: give an absolute path without `..`", param=name)
+    if len(job.note) > MOST_NOTE:
+        raise InvalidRequest(f"note has {len(job.note)} characters, {MOST_NOTE} at most; shorten it", param="note")
+    check_settings(job.settings)

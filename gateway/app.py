@@ -27,6 +27,7 @@ from gateway.core.retry import RetryLimits
 from gateway.core.slots import Slots
 from gateway.decoding import Decoding
 from gateway.envelope import Handler, dress, envelope
+from gateway.finetune.jobs import FineTuning
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
@@ -41,6 +42,8 @@ from gateway.routes import (
     completions,
     engine_routes,
     events,
+    files,
+    fine_tuning,
     models,
     ops,
     sessions,
@@ -104,6 +107,17 @@ def build(parts: Parts) -> web.Application:
     )
     for route, handles in relayed:
         add("POST", route, handles, expect_handler=expect_continue)
+    add("POST", "/v1/files", files.upload, expect_handler=files.expect)
+    get("/v1/files", files.index)
+    get("/v1/files/{file_id}", files.show)
+    get("/v1/files/{file_id}/content", files.content)
+    add("DELETE", "/v1/files/{file_id}", files.delete)
+    add("POST", "/v1/fine_tuning/jobs", fine_tuning.create, expect_handler=expect_continue)
+    get("/v1/fine_tuning/jobs", fine_tuning.index)
+    get("/v1/fine_tuning/jobs/{job_id}", fine_tuning.show)
+    add("POST", "/v1/fine_tuning/jobs/{job_id}/cancel", fine_tuning.cancel)
+    get("/v1/fine_tuning/jobs/{job_id}/events", fine_tuning.events)
+    get("/v1/fine_tuning/jobs/{job_id}/checkpoints", fine_tuning.checkpoints)
     get("/v1/fleet", ops.fleet)
     get("/health", ops.health)
     get("/ready", ops.ready)
@@ -199,6 +213,7 @@ class Gateway:
             browser_tokens=BrowserTokens(_token_secrets(config)),
             browser_limits=BrowserLimits(),
             watches=Watches(fleet, clock),
+            fine_tuning=FineTuning(config, fleet),
         )
         metrics.BODY_BYTES.set_function(lambda: parts.bodies.held)
         self._tasks.start(fleet.watch(), "watch the fleet")
@@ -270,6 +285,7 @@ class Gateway:
         if self.parts is not None:
             self.parts.siblings.close()
             await self.parts.decoding.close()
+            await self.parts.fine_tuning.close()
             await self._tasks.cancel()
             with contextlib.suppress(Exception):
                 await self.parts.fleet.stop()

@@ -239,6 +239,14 @@ class Fleet:
             raise Unavailable(_SILENT)
         return answers
 
+    async def finetune(self, method: str, message: Any) -> Any:
+        """The answer of the first scheduler, which has all fine-tuning jobs. Raises RequestError; Unavailable when it
+        does not answer."""
+        answer = await self.schedulers.tell(self.schedulers.all[0], method, message, CALL_TIMEOUT_S)
+        if answer is None:
+            raise Unavailable(_SILENT)
+        return answer
+
     async def sessions(self, wanted: pb.ListSessionsRequest) -> tuple[list[pb.SessionSummary], bool] | None:
         """A page of the sessions that the schedulers know, and whether there are more. Each entry comes from the
         session's scheduler, which knows its hint. None: no scheduler knows `wanted.after`, and the order needs it."""

@@ -18,6 +18,7 @@ from gateway.core.limits import HintLimits
 from gateway.core.routing import missing, unserved
 from gateway.core.usage import Usage
 from gateway.decoding import Decoding
+from gateway.finetune.jobs import FineTuning
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
@@ -57,6 +58,7 @@ class Parts:
     turnstile: Turnstile
     turn_reports: TurnReports
     attainments: Attainments
+    fine_tuning: FineTuning
     #: The first origins that this process refused and logged.
     refused_origins: set[str] = field(default_factory=set)
     active: int = 0

@@ -12,7 +12,7 @@ from contracts.errors import ConfigError
 from runtime.gateway_config import GatewaySection
 from runtime.places import DevicePlaces, NodePlaces, places_of
 from runtime.registered_model import ModelName, RegisteredModel, as_model
-from runtime.sections import KvSection, NodesSection, SchedulerSection, VllmSection, WorkerSection
+from runtime.sections import FinetuneSection, KvSection, NodesSection, SchedulerSection, VllmSection, WorkerSection
 
 
 class Config(BaseSettings):
@@ -50,6 +50,7 @@ class Config(BaseSettings):
     kv: KvSection = KvSection()
     worker: WorkerSection = WorkerSection()
     vllm: VllmSection = VllmSection()
+    finetune: FinetuneSection = FinetuneSection()
 
     @field_validator("model", mode="before")
     @classmethod

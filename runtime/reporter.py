@@ -20,12 +20,14 @@ import grpc
 from contracts.context import ContextBound
 from contracts.convert import may_lend_to_wire, move_to_wire, shape_to_wire
 from contracts.counts import Counts
+from contracts.finetune import Trains
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire
 from contracts.residency import MayLend, MemoryShare, WeightsMove
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
+from runtime.training import Training
 
 log = telemetry.logger("runtime.reporter")
 #: Seconds between reports: minimum, until the scheduler sets another; maximum while requests run; maximum when idle.
@@ -110,18 +112,21 @@ class Reporter:
         devices: int = 1,
         expect: Callable[[str, float, float, bool], object] = lambda model, arrival_s, expires_s, moves: None,
         spare: Callable[[str, float], object] = lambda model, expires_s: None,
+        trains: Trains | None = None,
     ) -> None:
         """rates: bytes per second from `peer`, `ssd` and `blob`, where measured. device_bytes: the device's memory for
         weights and KV; free_bytes: its unused part; memory: who holds it. device: number on the node, of `devices`.
         expect: called when a request for a cold model is expected, with its name and, from now, when it comes and when
         it is given up, and whether the model moves here. spare: called when requests for a model go elsewhere, with its
-        name and, from now, until when."""
+        name and, from now, until when. trains: what the device does about fine-tuning jobs; None: nothing, and
+        schedulers hear of none."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
         self._device, self._devices = device, devices
         self._rates, self._device_bytes, self._free_bytes = rates, device_bytes, free_bytes
         self.expect, self.spare = expect, spare
         self._memory = memory
+        self.trains = None if trains is None else Training(trains)
         self._instance = uuid.uuid4().hex
         self.links = [Link(self, scheduler) for scheduler in schedulers]
 
@@ -267,6 +272,10 @@ class Link:
                                 self._reporter.expect(wake.model, wake.arrival_s, wake.expires_s, wake.moves)
                             case "spare":
                                 self._reporter.spare(command.spare.model, command.spare.expires_s)
+                            case "finetune":
+                                if self._reporter.trains is not None:
+                                    await self._reporter.trains.obey(command.finetune)
+                                    self._reporter.wake()
                 except grpc.aio.AioRpcError as e:
                     log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
                 await asyncio.sleep(RETRY_S)
@@ -283,6 +292,8 @@ class Link:
             number += 1
             load = self._reporter.load(number, self)
             yield scheduler_pb2.WorkerReport(load=load)
+            if self._reporter.trains is not None:
+                yield scheduler_pb2.WorkerReport(finetunes=self._reporter.trains.report())
             if (moves := self._reporter.moves()) != told:
                 told, at_s = moves, now()
                 sent = scheduler_pb2.WeightsMoves(moves=[move_to_wire(model, move, at_s) for model, move in moves])

@@ -210,3 +210,16 @@ class NodesSection(BaseModel):
     listen_host: str = ""
     #: Network interface for UCX.
     ucx_interface: str = "lo"
+
+
+class FinetuneSection(BaseModel):
+    """Fine-tuning through the API: files (DATA/files) and jobs (DATA/adapters)."""
+
+    model_config = STRICT
+    #: Size of a tenant's files and jobs together; 0: nothing can be uploaded.
+    files_gib: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    #: Size of one file.
+    file_mib: float = Field(default=256.0, gt=0, le=1 << 20, allow_inf_nan=False)
+    #: Whether models that are made through the API are served (MODEL:SUFFIX). Every tenant can then use them; auto: if
+    #: there is one tenant.
+    serve: Literal["auto", "on", "off"] = "auto"

@@ -44,6 +44,9 @@ class Reports:
         self._unannounced: set[str] = set()  #: stores not yet announced to the others
         self.erasure_heard = asyncio.Condition()
         self.joined: Callable[[], object] = lambda: None
+        #: What a device's worker says of fine-tuning jobs; and that it has left, or has come and not said anything yet.
+        self.finetunes_reported: Callable[[str, scheduler_pb2.FinetuneReport], object] = lambda device, report: None
+        self.trainer_left: Callable[[str], object] = lambda device: None
         #: every configured node: each must confirm erasures
         self.deployment: frozenset[str] = frozenset()
 
@@ -75,14 +78,15 @@ class Reports:
                     expires_s=max(c.expires_s - now, 0.0),
                     moves=c.moves,
                 )
-                self._command_worker(c.node, scheduler_pb2.WorkerCommand(wake=wake))
+                self.command_worker(c.node, scheduler_pb2.WorkerCommand(wake=wake))
             elif isinstance(c, Spare):
                 spare = scheduler_pb2.SpareModel(model=c.model, expires_s=max(c.expires_s - now, 0.0))
-                self._command_worker(c.node, scheduler_pb2.WorkerCommand(spare=spare))
+                self.command_worker(c.node, scheduler_pb2.WorkerCommand(spare=spare))
             else:
                 self.command(node_of(c.node), scheduler_pb2.StoreCommand(invalidate=session_to_wire(c.session)))
 
-    def _command_worker(self, device: str, command: scheduler_pb2.WorkerCommand) -> None:
+    def command_worker(self, device: str, command: scheduler_pb2.WorkerCommand) -> None:
+        """Send a command to a device's worker, if it is connected."""
         if (queue := self._workers.get(device)) is not None:
             queue.put_nowait(command)
 
@@ -122,6 +126,7 @@ class Reports:
                     if not attached.join(stream):
                         return
                     self._workers[name] = commands
+                    self.trainer_left(name)
                     fleet.worker_joined(name, hello.address, models, now, rates_from_wire(hello), hello.device_bytes)
                     log.info("worker joined", node=name, address=hello.address)
                     self.joined()
@@ -133,6 +138,8 @@ class Reports:
                     fleet.device(stream.name).worker_metrics = dict(report.metrics.samples)
                 elif kind == "moves":
                     fleet.device(stream.name).moves = moves_from_wire(report.moves, now)
+                elif kind == "finetunes":
+                    self.finetunes_reported(stream.name, report.finetunes)
                 elif kind == "load":
                     r = report.load
                     fleet.loaded(stream.name, load_from_wire(r), r.in_flight, r.finished, now, r.number)
@@ -142,6 +149,7 @@ class Reports:
         finally:
             if stream is not None and attached.leave(stream):
                 del self._workers[stream.name]
+                self.trainer_left(stream.name)
                 self._control.worker_left(stream.name, self._clock.now())
                 log.info("worker left", node=stream.name)
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import grpc
 
@@ -25,6 +25,7 @@ from scheduler.convert import decision_to_wire, hint_from_wire, hop_from_wire
 from scheduler.core.advisories import Hint, in_order
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.core.gathering import Gathering
+from scheduler.finetunes import FinetuneJobs
 from scheduler.plugins import policy_named
 from scheduler.reports import Reports
 from scheduler.views import Views
@@ -33,6 +34,7 @@ from scheduler.workflows import Workflows
 log = telemetry.logger("scheduler")
 _STATUS = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
 _TICK_S = 0.5
+_Answer = TypeVar("_Answer")
 #: Hints of one message that are placed before waiting calls run; each takes as long as placing a turn.
 _HINTS_IN_A_ROW = 4
 
@@ -64,12 +66,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.views = Views(config, self.control, self.reports, self.clock, self.gathering)
         self._metrics = metrics.SchedulerMetrics(self.control)
         self.workflows = Workflows(self.control.callgraphs, config.data / "workflows", self.clock)
+        owns = number == 0
+        self.finetunes = FinetuneJobs(self.control.fleet, self.reports, config.data / "finetune", self.clock, owns=owns)
         self._server: grpc.aio.Server | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Load the workflows and listen."""
+        """Load workflows and fine-tuning jobs, and listen."""
         await self.workflows.load()
+        await self.finetunes.load()
         self._server, health = rpc.server(self.listen, ["upbeat.v1.Scheduler"])
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         await self._server.start()
@@ -77,15 +82,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.tasks.start(self._tick(), "tick")
         telemetry.REGISTRY.register(self._metrics)
         self.tasks.start(self.workflows.keep(), "keep workflows")
+        self.tasks.start(self._run_finetunes(), "fine-tuning jobs")
         log.info("serving", address=self.listen)
 
     async def drain(self) -> None:
         """Nothing here outlives a call."""
 
     async def stop(self) -> None:
-        """Store the workflows and stop listening."""
+        """Store workflows and fine-tuning jobs, and stop listening."""
         await self.tasks.cancel()
         await self.workflows.write()
+        await self.finetunes.write()
         await self.views.close()
         with contextlib.suppress(KeyError):  # start() was never called
             telemetry.REGISTRY.unregister(self._metrics)
@@ -96,6 +103,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         while True:
             await self.clock.sleep(_TICK_S)
             self.reports.carry_out(self.control.tick(self.clock.now()))
+
+    async def _run_finetunes(self) -> None:
+        while True:
+            await self.clock.sleep(_TICK_S)
+            await self.finetunes.tick(gathering=self.gathering())
 
     def gathering(self) -> bool:
         """Whether the scheduler does not know its fleet yet (`core.gathering`)."""
@@ -262,6 +274,34 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> scheduler_pb2.DeleteWorkflowReply:
         """See the proto."""
         return await self.workflows.delete(request)
+
+    # ---- fine-tuning -------------------------------------------------------------------------------------------
+    async def SubmitFinetune(self, request: scheduler_pb2.FinetuneJob, context: Any) -> scheduler_pb2.Finetune:
+        """See the proto."""
+        return await _answered(context, self.finetunes.submit(request))
+
+    async def ListFinetunes(
+        self, request: scheduler_pb2.ListFinetunesRequest, context: Any
+    ) -> scheduler_pb2.ListFinetunesReply:
+        """See the proto."""
+        return await _answered(context, self.finetunes.list(request))
+
+    async def GetFinetune(self, request: scheduler_pb2.FinetuneName, context: Any) -> scheduler_pb2.Finetune:
+        """See the proto. An unknown job is refused."""
+        return await _answered(context, self.finetunes.get(request))
+
+    async def CancelFinetune(self, request: scheduler_pb2.FinetuneName, context: Any) -> scheduler_pb2.Finetune:
+        """See the proto. An unknown job is refused, and one that has ended."""
+        return await _answered(context, self.finetunes.cancel(request))
+
+
+async def _answered(context: Any, call: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """The answer of a call; its RequestError ends the call."""
+    try:
+        return await call
+    except RequestError as e:
+        await _refuse(context, e)
+        raise
 
 
 async def _refuse(context: Any, error: RequestError) -> None:

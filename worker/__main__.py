@@ -12,6 +12,7 @@ import torch
 from prometheus_client import start_http_server
 
 from contracts.errors import ConfigError
+from contracts.finetune import Trains
 from contracts.kv import tenant_salt
 from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
@@ -55,6 +56,8 @@ class WorkerProcess:
             tasks,
         )
         self._models = present(as_only(config, number))
+        #: Trains beside serving; None: the device takes no fine-tuning jobs.
+        self.trains: Trains | None = None
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
@@ -123,6 +126,7 @@ class WorkerProcess:
             expect=placing.expect if placing is not None else _ignored,
             spare=placing.spare if placing is not None else _ignored,
             memory=memory.shares,
+            trains=self.trains,
         )
         if placing is not None:
             placing.on_moves = self._weights_moved

@@ -304,16 +304,18 @@ class ProcessMetrics(_message.Message):
     def __init__(self, samples: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("hello", "load", "metrics", "moves")
+    __slots__ = ("hello", "load", "metrics", "moves", "finetunes")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    FINETUNES_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     load: WorkerLoad
     metrics: ProcessMetrics
     moves: WeightsMoves
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ..., moves: _Optional[_Union[WeightsMoves, _Mapping]] = ...) -> None: ...
+    finetunes: FinetuneReport
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ..., moves: _Optional[_Union[WeightsMoves, _Mapping]] = ..., finetunes: _Optional[_Union[FinetuneReport, _Mapping]] = ...) -> None: ...
 
 class WeightsMoves(_message.Message):
     __slots__ = ("moves",)
@@ -423,16 +425,44 @@ class MemoryShare(_message.Message):
     def __init__(self, use: _Optional[str] = ..., name: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("drain", "report_every_s", "wake", "spare")
+    __slots__ = ("drain", "report_every_s", "wake", "spare", "finetune")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     REPORT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
+    FINETUNE_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     report_every_s: float
     wake: WakeModel
     spare: SpareModel
-    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ..., spare: _Optional[_Union[SpareModel, _Mapping]] = ...) -> None: ...
+    finetune: FinetuneCommand
+    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ..., spare: _Optional[_Union[SpareModel, _Mapping]] = ..., finetune: _Optional[_Union[FinetuneCommand, _Mapping]] = ...) -> None: ...
+
+class FinetuneReport(_message.Message):
+    __slots__ = ("spare", "refuses", "jobs")
+    SPARE_FIELD_NUMBER: _ClassVar[int]
+    REFUSES_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    spare: float
+    refuses: str
+    jobs: _containers.RepeatedCompositeFieldContainer[FinetuneProgress]
+    def __init__(self, spare: _Optional[float] = ..., refuses: _Optional[str] = ..., jobs: _Optional[_Iterable[_Union[FinetuneProgress, _Mapping]]] = ...) -> None: ...
+
+class FinetuneCommand(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: FinetuneJob
+    stop: StopFinetune
+    def __init__(self, start: _Optional[_Union[FinetuneJob, _Mapping]] = ..., stop: _Optional[_Union[StopFinetune, _Mapping]] = ...) -> None: ...
+
+class StopFinetune(_message.Message):
+    __slots__ = ("id", "cancelled")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    cancelled: bool
+    def __init__(self, id: _Optional[str] = ..., cancelled: _Optional[bool] = ...) -> None: ...
 
 class WakeModel(_message.Message):
     __slots__ = ("model", "arrival_s", "expires_s", "moves")
@@ -915,3 +945,177 @@ class DeleteWorkflowReply(_message.Message):
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     known: bool
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
+
+class FinetuneJob(_message.Message):
+    __slots__ = ("id", "tenant", "model", "data", "out", "validation", "suffix", "register", "created_s", "settings", "note")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    OUT_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tenant: str
+    model: str
+    data: str
+    out: str
+    validation: str
+    suffix: str
+    register: bool
+    created_s: float
+    settings: FinetuneSettings
+    note: str
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., data: _Optional[str] = ..., out: _Optional[str] = ..., validation: _Optional[str] = ..., suffix: _Optional[str] = ..., register: _Optional[bool] = ..., created_s: _Optional[float] = ..., settings: _Optional[_Union[FinetuneSettings, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
+
+class FinetuneSettings(_message.Message):
+    __slots__ = ("rank", "alpha", "dropout", "learning_rate", "weight_decay", "warmup_ratio", "epochs", "batch_size", "max_tokens", "seed", "checkpoint_every", "tpot_ms")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_RATIO_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    alpha: float
+    dropout: float
+    learning_rate: float
+    weight_decay: float
+    warmup_ratio: float
+    epochs: int
+    batch_size: int
+    max_tokens: int
+    seed: int
+    checkpoint_every: int
+    tpot_ms: float
+    def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., dropout: _Optional[float] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ..., warmup_ratio: _Optional[float] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_every: _Optional[int] = ..., tpot_ms: _Optional[float] = ...) -> None: ...
+
+class FinetuneProgress(_message.Message):
+    __slots__ = ("id", "state", "step", "steps", "loss", "validation_loss", "tokens", "tokens_per_s", "window", "layers", "split", "shares", "tpot_s", "checkpoints", "error", "waits", "retry")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    state: str
+    step: int
+    steps: int
+    loss: float
+    validation_loss: float
+    tokens: int
+    tokens_per_s: float
+    window: int
+    layers: int
+    split: int
+    shares: int
+    tpot_s: float
+    checkpoints: _containers.RepeatedScalarFieldContainer[int]
+    error: str
+    waits: str
+    retry: bool
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., window: _Optional[int] = ..., layers: _Optional[int] = ..., split: _Optional[int] = ..., shares: _Optional[int] = ..., tpot_s: _Optional[float] = ..., checkpoints: _Optional[_Iterable[int]] = ..., error: _Optional[str] = ..., waits: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
+
+class FinetuneName(_message.Message):
+    __slots__ = ("tenant", "id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    id: str
+    def __init__(self, tenant: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ListFinetunesRequest(_message.Message):
+    __slots__ = ("tenant", "after", "limit")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    after: str
+    limit: int
+    def __init__(self, tenant: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListFinetunesReply(_message.Message):
+    __slots__ = ("finetunes", "more", "unknown_after")
+    FINETUNES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_AFTER_FIELD_NUMBER: _ClassVar[int]
+    finetunes: _containers.RepeatedCompositeFieldContainer[Finetune]
+    more: bool
+    unknown_after: bool
+    def __init__(self, finetunes: _Optional[_Iterable[_Union[Finetune, _Mapping]]] = ..., more: _Optional[bool] = ..., unknown_after: _Optional[bool] = ...) -> None: ...
+
+class Finetune(_message.Message):
+    __slots__ = ("job", "progress", "node", "started_s", "ended_s", "events", "losses", "checkpoints")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    job: FinetuneJob
+    progress: FinetuneProgress
+    node: str
+    started_s: float
+    ended_s: float
+    events: _containers.RepeatedCompositeFieldContainer[FinetuneEvent]
+    losses: _containers.RepeatedCompositeFieldContainer[FinetuneLoss]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[FinetuneCheckpoint]
+    def __init__(self, job: _Optional[_Union[FinetuneJob, _Mapping]] = ..., progress: _Optional[_Union[FinetuneProgress, _Mapping]] = ..., node: _Optional[str] = ..., started_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[FinetuneEvent, _Mapping]]] = ..., losses: _Optional[_Iterable[_Union[FinetuneLoss, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[FinetuneCheckpoint, _Mapping]]] = ...) -> None: ...
+
+class FinetuneEvent(_message.Message):
+    __slots__ = ("number", "at_s", "level", "message")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_s: float
+    level: str
+    message: str
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., level: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class FinetuneLoss(_message.Message):
+    __slots__ = ("step", "loss", "validation_loss")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    loss: float
+    validation_loss: float
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ...) -> None: ...
+
+class FinetuneCheckpoint(_message.Message):
+    __slots__ = ("step", "at_s", "loss", "validation_loss")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    at_s: float
+    loss: float
+    validation_loss: float
+    def __init__(self, step: _Optional[int] = ..., at_s: _Optional[float] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ...) -> None: ...

@@ -119,6 +119,26 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.WorkflowName.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.DeleteWorkflowReply.FromString,
                 _registered_method=True)
+        self.SubmitFinetune = channel.unary_unary(
+                '/upbeat.v1.Scheduler/SubmitFinetune',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.FinetuneJob.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Finetune.FromString,
+                _registered_method=True)
+        self.ListFinetunes = channel.unary_unary(
+                '/upbeat.v1.Scheduler/ListFinetunes',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.ListFinetunesRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.ListFinetunesReply.FromString,
+                _registered_method=True)
+        self.GetFinetune = channel.unary_unary(
+                '/upbeat.v1.Scheduler/GetFinetune',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.FinetuneName.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Finetune.FromString,
+                _registered_method=True)
+        self.CancelFinetune = channel.unary_unary(
+                '/upbeat.v1.Scheduler/CancelFinetune',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.FinetuneName.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Finetune.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -235,6 +255,31 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubmitFinetune(self, request, context):
+        """Fine-tuning jobs. The first scheduler has them; the others refuse these calls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFinetunes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFinetune(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelFinetune(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -322,6 +367,26 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.DeleteWorkflow,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.WorkflowName.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.DeleteWorkflowReply.SerializeToString,
+            ),
+            'SubmitFinetune': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitFinetune,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.FinetuneJob.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.Finetune.SerializeToString,
+            ),
+            'ListFinetunes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFinetunes,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.ListFinetunesRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.ListFinetunesReply.SerializeToString,
+            ),
+            'GetFinetune': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFinetune,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.FinetuneName.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.Finetune.SerializeToString,
+            ),
+            'CancelFinetune': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelFinetune,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.FinetuneName.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.Finetune.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -783,6 +848,114 @@ class Scheduler:
             '/upbeat.v1.Scheduler/DeleteWorkflow',
             contracts_dot_v1_dot_scheduler__pb2.WorkflowName.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.DeleteWorkflowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitFinetune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/SubmitFinetune',
+            contracts_dot_v1_dot_scheduler__pb2.FinetuneJob.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.Finetune.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFinetunes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/ListFinetunes',
+            contracts_dot_v1_dot_scheduler__pb2.ListFinetunesRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.ListFinetunesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFinetune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/GetFinetune',
+            contracts_dot_v1_dot_scheduler__pb2.FinetuneName.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.Finetune.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelFinetune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/CancelFinetune',
+            contracts_dot_v1_dot_scheduler__pb2.FinetuneName.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.Finetune.FromString,
             options,
             channel_credentials,
             insecure,

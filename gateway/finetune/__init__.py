@@ -1,0 +1,1 @@
+"""Files and fine-tuning jobs of OpenAI's API."""
