@@ -12,7 +12,6 @@ import torch
 from prometheus_client import start_http_server
 
 from contracts.errors import ConfigError
-from contracts.finetune import Trains
 from contracts.kv import tenant_salt
 from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
@@ -37,7 +36,7 @@ from worker.service.metrics import WorkerMetrics
 from worker.service.server import WorkerServer
 from worker.serving import Serving, present, serve_all
 from worker.text.tokenising import Tokenising
-from worker.training import harvesting_of
+from worker.training import NoTraining, harvesting_of, why_not
 
 log = telemetry.logger("worker")
 #: Interpreter switch interval, in seconds (see `main`).
@@ -56,8 +55,6 @@ class WorkerProcess:
             tasks,
         )
         self._models = present(as_only(config, number))
-        #: Trains beside serving; None: the device takes no fine-tuning jobs.
-        self.trains: Trains | None = None
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
@@ -126,10 +123,12 @@ class WorkerProcess:
             expect=placing.expect if placing is not None else _ignored,
             spare=placing.spare if placing is not None else _ignored,
             memory=memory.shares,
-            trains=self.trains,
+            trains=self.harvesting or NoTraining(why_not(self.served, device.partition, config)),
         )
         if placing is not None:
-            placing.on_moves = self._weights_moved
+            placing.on_moves = self._report_soon
+        if self.harvesting is not None:
+            self.harvesting.on_progress = self._report_soon
         self.tasks.start(self.reporter.run(), "reporter")
         keep_what_is_here()
         for s in self.servings:
@@ -165,7 +164,7 @@ class WorkerProcess:
             resident.state, residency.activation_s(model), idle_s, resident.moves, resident.layers_lent, may_lend
         )
 
-    def _weights_moved(self) -> None:
+    def _report_soon(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
             self._loop.call_soon_threadsafe(self.reporter.wake)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from contracts.corun import Corun, CorunFit, Solo, StepFit
+from contracts.finetune import Job, Progress
 from contracts.latency_profile import Profile
 from runtime.clock import RealClock
 from runtime.config import Config
@@ -26,14 +29,39 @@ def harvesting_of(
 
 
 def why_not(served: Served, partition: Partition | None, config: Config) -> str:
-    """Why nothing is trained here; empty: it is."""
+    """Why nothing is trained here; empty: something is."""
     if config.worker.harvest == "off":
         return "worker.harvest is off; set it to auto"
     if partition is None:
-        return "its device is CUDA, where training is not built yet"
+        return "its device is CUDA, beside which nothing is trained yet"
     if served.balloon is None:
         return "sharing: static gives each model a fixed part of the memory; set sharing: elastic or prism"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoTraining:
+    """`Trains` of a device on which nothing is trained."""
+
+    why: str
+
+    def start(self, job: Job) -> None:
+        """See `Trains.start`: refused, as `refuses` says."""
+
+    def stop(self, job_id: str, cancelled: bool) -> None:
+        """See `Trains.stop`."""
+
+    def progress(self) -> list[Progress]:
+        """See `Trains.progress`."""
+        return []
+
+    def spare(self) -> float:
+        """See `Trains.spare`."""
+        return -1.0
+
+    def refuses(self) -> str:
+        """See `Trains.refuses`."""
+        return self.why
 
 
 def _trainable(serving: Serving, partition: Partition) -> Trainable:

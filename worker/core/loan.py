@@ -1,7 +1,7 @@
 """Memory that a device's trainer has from the balloon (HARLI, section 4.2): inference takes it back at once.
 
-Frozen layers beyond `LEAST_LAYERS` go before any cached KV, since they only cost the trainer a copy. The rest goes with the
-job, which resumes from its checkpoint, before a request would wait or be preempted.
+Frozen layers beyond `LEAST_LAYERS` go before any cached KV, since they only cost the trainer a copy. The rest goes with
+the job, which resumes from its checkpoint, before a request would wait or be preempted.
 """
 
 from __future__ import annotations
