@@ -72,7 +72,7 @@ def _trainable(serving: Serving, partition: Partition) -> Trainable:
         fit = _alone(profile, partition.shares)
     return Trainable(
         image.config.model,
-        str(image.model.dtype).removeprefix("torch."),
+        partition.dtype(image.model.dtype),
         registered(image.config)[image.name].tpot_s,
         image.shape.token_bytes,
         Harvest(Predictor(fit), idle_all=True),

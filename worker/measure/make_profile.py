@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from contracts.corun import CorunFit
 from contracts.errors import ConfigError
 from contracts.latency_profile import LoadRate, Profile, encode
 from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -40,6 +41,7 @@ from worker.engine.executor import Executor
 from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
+from worker.measure.corun import QUICK_CORUN, CorunGrid, measure_corun
 from worker.measure.initial_pace import compute_threads, profile_of, subject
 from worker.measure.loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
 from worker.measure.steps import QUICK, Computed, Grid, on_free_pages
@@ -147,8 +149,9 @@ async def measure_loads(
         await tasks.cancel()
 
 
-async def measure(config: Config, quick: bool, say: Callable[[str], None]) -> Profile:
-    """Measure the whole profile. Raises ConfigError if the model cannot be loaded, LoadFailed if a store fails."""
+async def measure(config: Config, quick: bool, corun: bool, say: Callable[[str], None]) -> Profile:
+    """Measure the whole profile. corun: also steps beside training. Raises ConfigError if the model cannot be loaded,
+    LoadFailed if a store fails."""
     computer = assemble(config)
     shape, what = computer.model.shape, subject(computer.model.shape, computer.threads, computer.chosen.computes)
     say(
@@ -157,18 +160,35 @@ async def measure(config: Config, quick: bool, say: Callable[[str], None]) -> Pr
     )
     computed = await asyncio.to_thread(measure_compute, computer, config, quick, say)
     loads = await measure_loads(config, computer.kv, computer.chosen, 3 if quick else 7, say) if config.kv.cache else {}
+    beside = await asyncio.to_thread(_measure_corun, computer, config, quick, say) if corun else None
     versions = {name: importlib.metadata.version(package) for name, package in _PACKAGES.items()} | {
         "python": platform.python_version()
     }
     whole = profile_of(what, config.served_model, shape, computed)
-    return replace(whole, loads=loads, versions=versions, measured_on=datetime.now(UTC).date().isoformat())
+    today = datetime.now(UTC).date().isoformat()
+    return replace(whole, loads=loads, versions=versions, measured_on=today, corun=beside)
+
+
+def _measure_corun(computer: Computer, config: Config, quick: bool, say: Callable[[str], None]) -> CorunFit:
+    grid = QUICK_CORUN if quick else CorunGrid()
+    return measure_corun(
+        computer.model,
+        config.model,
+        computer.kv,
+        computer.runner,
+        computer.chosen,
+        config.run_dir / "digests",
+        grid,
+        config.worker.max_batch,
+        say,
+    )
 
 
 async def _main(given: argparse.Namespace) -> int:
     telemetry.configure_logs("profiling", "warning")
     try:
         config = load_config(given.config)
-        profile = await measure(config, given.quick, lambda line: print(line, flush=True))
+        profile = await measure(config, given.quick, given.corun, lambda line: print(line, flush=True))
         given.out.write_text(encode(profile))
     except (ConfigError, LoadFailed, OSError) as error:
         print(f"upbeat: {error}", file=sys.stderr, flush=True)
@@ -184,6 +204,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="where the profile goes")
     parser.add_argument("--quick", action="store_true", help="fewer points and repetitions")
+    parser.add_argument("--corun", action="store_true", help="also steps beside fine-tuning")
     run(_main(parser.parse_args()))
 
 
