@@ -54,6 +54,9 @@ def profile(
     model: Annotated[str | None, typer.Option(metavar="DIR|ID", help="As for `upbeat up`.")] = None,
     revision: Annotated[str | None, typer.Option(metavar="NAME", help="As for `upbeat up`.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half a minute: fewer points, more noise.")] = False,
+    corun: Annotated[
+        bool, typer.Option("--corun", help="Also steps beside fine-tuning, on part of the cores: minutes more.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Where to write it, instead of beside the model (or in --data).")
     ] = None,
@@ -83,7 +86,7 @@ def profile(
     if show:
         found = profiles.known(resolved)
     else:
-        measured = profiles.measure(resolved, quick, quiet=as_json)
+        measured = profiles.measure(resolved, quick, corun, quiet=as_json)
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(encode(measured))

@@ -23,6 +23,7 @@ from cli.client import CallFailed
 from cli.core.plan import compute_threads
 from cli.fleet import table
 from cli.process import Process, log_end
+from contracts.corun import CorunFit
 from contracts.errors import ConfigError
 from contracts.latency_profile import LOAD_SOURCES, Profile, Surface, misfit
 from loadtest.stack import free_ports
@@ -35,6 +36,8 @@ from storelink.arena_sharing import arenas_of, remove_dead
 _ARENA_GIB, _QUICK_ARENA_GIB = 0.25, 0.125
 #: A higher load average, a core, gets a warning.
 _BUSY = 0.5
+#: Batches, and tokens of context of each sequence, for which steps beside training are shown.
+_BATCHES, _CONTEXT = (1, 8, 32), 256
 _SOURCES = {
     "dram": "this node's DRAM",
     "ssd": "this node's SSD",
@@ -44,8 +47,9 @@ _SOURCES = {
 assert _SOURCES.keys() == set(LOAD_SOURCES)
 
 
-def measure(config: Config, quick: bool, quiet: bool) -> Profile:
-    """Measure the configured model on this machine: minutes, or half a minute if `quick`. quiet: print no progress.
+def measure(config: Config, quick: bool, corun: bool, quiet: bool) -> Profile:
+    """Measure the configured model on this machine: minutes, or half a minute if `quick`. corun: also steps beside
+    fine-tuning. quiet: print no progress.
 
     Raises ConfigError when the model or a setting is wrong, CallFailed when measuring failed.
     """
@@ -90,7 +94,7 @@ def measure(config: Config, quick: bool, quiet: bool) -> Profile:
         written, found = work / "config.yaml", work / "profile.json"
         written.write_text(dump_config(own))
         with _stores(own, written, work, nodes):
-            _run_worker(own, written, found, work, quick, quiet)
+            _run_worker(own, written, found, work, quick, corun, quiet)
         return read(found)
     except OSError as e:
         raise ConfigError(
@@ -132,7 +136,7 @@ def _stores(config: Config, written: Path, work: Path, nodes: int) -> Iterator[N
             remove_dead(arenas_of(config.node(node).arena_stem))
 
 
-def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: bool, quiet: bool) -> None:
+def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: bool, corun: bool, quiet: bool) -> None:
     errors = work / "profiling.log"
     command = [
         sys.executable,
@@ -143,6 +147,7 @@ def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: b
         "--out",
         str(found),
         *(["--quick"] if quick else []),
+        *(["--corun"] if corun else []),
     ]
     with errors.open("wb") as log:
         child = subprocess.Popen(
@@ -208,7 +213,28 @@ def show(console: Console, profile: Profile, path: Path) -> None:
         loads.add_row(_SOURCES[name], f"{rate.bytes_per_s / 1e9:.2f}", f"{1000 * rate.first_s:.1f} ms", *times)
     if profile.loads:
         console.print(loads)
+    if profile.corun is not None:
+        console.print(_corun(profile.corun))
     console.print(f"\nkept in {path}")
+
+
+def _corun(fit: CorunFit) -> Any:
+    """Decode steps by part of the device. Errors are of steps that nothing was fitted to."""
+    splits = [*((solo.share, 0) for solo in fit.solo), *((pair.infer, pair.training) for pair in fit.pairs)]
+    rates = {(pair.infer, pair.training): pair.trained_tokens_s for pair in fit.pairs}
+    errors = {False: fit.solo_errors, True: fit.corun_errors}
+    made = table(
+        f"serving + training, of {fit.shares}",
+        *(f"batch {n}" for n in _BATCHES),
+        "trained tokens/s",
+        "error: mean, worst",
+    )
+    for infer, training in splits:
+        steps = (f"{1e3 * fit.step_of(infer, training).seconds(n, n * _CONTEXT):.1f} ms" for n in _BATCHES)
+        rate, error = rates.get((infer, training)), errors[training > 0]
+        said = f"{100 * error.mean:.1f} %, {100 * error.worst:.1f} %" if error else "-"
+        made.add_row(f"{infer} + {training}", *steps, f"{rate:,.0f}" if rate else "-", said)
+    return made
 
 
 def _surface(rows: str, columns: str, steps: Surface, layers: Surface) -> Any:

@@ -149,6 +149,18 @@ class CorunFit:
         if len({(pair.infer, pair.training) for pair in self.pairs}) != len(self.pairs):
             raise ValueError("pairs has a split twice")
 
+    def step_of(self, infer: int, training: int) -> StepFit:
+        """Steps with `infer` units beside `training` units; 0: alone. Raises ValueError for a split without a fit."""
+        solo = next((each.step for each in self.solo if each.share == infer), None)
+        pair = next((each for each in self.pairs if (each.infer, each.training) == (infer, training)), None)
+        if solo is None or (training and pair is None):
+            raise ValueError(
+                f"no fit for {infer} + {training} of {self.shares} units; measure with `upbeat profile --corun`"
+            )
+        if pair is None:
+            return solo
+        return pair.step or solo.times(self.corun.factor(infer / self.shares, training / self.shares))
+
 
 def corun_from(data: Mapping[str, Any]) -> CorunFit:
     """The inverse of `asdict`, after JSON. Raises ValueError, TypeError or KeyError, which name what is wrong."""
