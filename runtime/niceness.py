@@ -25,6 +25,8 @@ ENGINE = 5
 DECODER = 5
 #: Processes and threads that compile grammars.
 GRAMMAR = 10
+#: Processes that train: the most there is. (SCHED_IDLE would keep them from even starting on a busy machine.)
+TRAINER = 19
 
 
 def step_back(niceness: int) -> None:

@@ -2,8 +2,8 @@
 
 Its worker starts it with these two descriptors.
 
-A crash costs its job only. It computes when nothing else wants its processors (SCHED_IDLE), is the first that the
-kernel kills when memory is short, and ends with its worker.
+A crash costs its job only. It gives way to everything else on its processors, is the first that the kernel kills when
+memory is short, and ends with its worker.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 
+from runtime.niceness import TRAINER, step_back
 from worker.harvest import wire
 from worker.harvest.gate import Stopped
 from worker.harvest.words import Word, Words
@@ -65,8 +66,7 @@ def _step_aside() -> None:
     """See the module."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    step_back(TRAINER)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")
 
