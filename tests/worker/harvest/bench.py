@@ -49,7 +49,7 @@ PARTITION = Partition(rows=8, head_rows=8, columns=32)
 def make_model(
     directory: Path, family: str = "llama", dtype: torch.dtype = torch.float32, **more: Any
 ) -> transformers.PreTrainedModel:
-    """A random model, saved to `directory`; norms and biases are random too, so that none can be forgotten. more: keys of
+    """A random model, saved to `directory`; norms and biases are random too, so that none can be forgotten. more: of
     its configuration."""
     name, extra = FAMILIES[family]
     torch.manual_seed(sorted(FAMILIES).index(family))

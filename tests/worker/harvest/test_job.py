@@ -144,7 +144,7 @@ class KillingGate(StoppingGate):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("share", "step"), [(0.2, 0), (0.6, 2), (0.99, 6)])
+@pytest.mark.parametrize(("share", "step"), [(0.2, 0), (0.6, 2), (0.99, 4)])
 def test_a_job_whose_process_is_killed_goes_on_and_gives_the_same_bits(
     base: Path, whole: Path, units: int, share: float, step: int, tmp_path: Path
 ) -> None:
