@@ -9,6 +9,7 @@ learnt. Of `text`, all is learnt; special tokens that it spells out are taken as
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,14 @@ class Reader:
         vocab_size: int,
         max_tokens: int,
         gate: Gate = OPEN,
+        created_s: float = 0.0,
     ) -> None:
         """max_tokens: an example's longer rest is cut off. gate: each line, and each turn of a conversation, is a unit,
-        of some milliseconds for usual ones."""
+        of some milliseconds for usual ones. created_s: the time that templates see, so that a job reads the same tokens
+        on every day; wall clock."""
         self._codec, self._eos_ids, self._vocab_size = codec, eos_ids, vocab_size
         self._max_tokens, self._gate = max_tokens, gate
+        self._variables = {"strftime_now": datetime.fromtimestamp(created_s, UTC).strftime}
 
     def read(self, path: Path) -> Examples:
         """The examples of the file at `path`. Raises InvalidRequest with the line's number and a remedy, ConfigError
@@ -113,7 +117,8 @@ class Reader:
         except InvalidRequest as e:
             if e.param == "training_file":
                 raise
-            raise refused(number, f"{e.message[:_REASON_CHARACTERS]}; change its messages") from e
+            reason = e.message.replace(" and chat_template_kwargs", "")
+            raise refused(number, f"{reason[:_REASON_CHARACTERS]}; change its messages") from e
         if max(ids, default=0) >= self._vocab_size:
             raise refused(number, f"has token {max(ids)}, which the model lacks; use the model's own tokenizer")
         tokens, learnt = np.array(ids[: self._max_tokens], dtype=np.int32), np.zeros(len(ids), dtype=np.bool_)
@@ -148,7 +153,7 @@ class Reader:
 
     def _render(self, messages: list[dict[str, Any]], asks: bool = False) -> list[int]:
         with within(self._gate):
-            return self._codec.render(messages, add_generation_prompt=asks)
+            return self._codec.render(messages, variables=self._variables, add_generation_prompt=asks)
 
     def _common(self, beginning: list[int], whole: list[int], turn: int, number: int) -> int:
         """Number of tokens with which both begin: all of `beginning`, but for one that merged with what follows."""

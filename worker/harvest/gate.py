@@ -18,7 +18,8 @@ class Stopped(Exception):
 
 
 class Gate(Protocol):
-    """Lets units compute. A lane is a thread of the trainer, by number from 0. Each lane calls from its own thread."""
+    """Lets units compute. A lane is a thread of the trainer, by number from 0. Each lane calls from its own thread;
+    lane 0 also from that of the job, for data, checkpoints and merging, when no lane computes."""
 
     def enter(self, lane: int) -> None:
         """Before each unit; blocks while the lane must pause. A lane that waits here holds no weights and nothing that

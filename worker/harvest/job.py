@@ -50,7 +50,7 @@ def read_data(job: Job, base: Path, gate: Gate) -> tuple[Examples, Examples | No
     if most > config.max_tokens:
         raise ConfigError(f"max_tokens = {most}: the model takes at most {config.max_tokens}")
 
-    reader = Reader(TextCodec.load(base), find_eos_ids(base, config), config.vocab_size, most, gate)
+    reader = Reader(TextCodec.load(base), find_eos_ids(base, config), config.vocab_size, most, gate, job.created_s)
     return reader.read(Path(job.data)), reader.read(Path(job.validation)) if job.validation else None
 
 

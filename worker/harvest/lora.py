@@ -55,11 +55,11 @@ class Deltas:
     row: int
 
     def of(self, module: str, x: torch.Tensor) -> torch.Tensor:
-        """scale * B A dropout(x), for `x [rows, input]`."""
+        """B (scale * A dropout(x)), for `x [rows, input]`."""
         a, b = self.pairs[module]
         mask = self.dropout.mask(self.layer, self.row, module, x)
         x = x if mask is None else x * mask
-        return F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) * self.scale
+        return F.linear(F.linear(x, a.to(x.dtype)) * self.scale, b.to(x.dtype))
 
 
 def project(

@@ -47,12 +47,13 @@ PARTITION = Partition(rows=8, head_rows=8, columns=32)
 
 
 def make_model(
-    directory: Path, family: str = "llama", dtype: torch.dtype = torch.float32
+    directory: Path, family: str = "llama", dtype: torch.dtype = torch.float32, **more: Any
 ) -> transformers.PreTrainedModel:
-    """A random model, saved to `directory`; norms and biases are random too, so that none can be forgotten."""
+    """A random model, saved to `directory`; norms and biases are random too, so that none can be forgotten. more: of
+    its configuration."""
     name, extra = FAMILIES[family]
     torch.manual_seed(sorted(FAMILIES).index(family))
-    config = getattr(transformers, f"{name}Config")(**SIZES | extra)
+    config = getattr(transformers, f"{name}Config")(**SIZES | extra | more)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for value in model.parameters():

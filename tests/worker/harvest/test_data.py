@@ -33,11 +33,13 @@ def said(content: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
 
-def reader(max_tokens: int = 1000, template: str | None = None, vocab_size: int = 2560) -> Reader:
+def reader(
+    max_tokens: int = 1000, template: str | None = None, vocab_size: int = 2560, created_s: float = 0.0
+) -> Reader:
     codec = TextCodec.load(DEMO)
     if template is not None:
         codec._template = ChatTemplate(template, {})
-    return Reader(codec, find_eos_ids(DEMO, load_config(DEMO)), vocab_size, max_tokens)
+    return Reader(codec, find_eos_ids(DEMO, load_config(DEMO)), vocab_size, max_tokens, created_s=created_s)
 
 
 def learnt(line: dict[str, Any], of: Reader) -> list[str]:
@@ -89,6 +91,12 @@ def test_a_template_that_changes_earlier_turns_is_refused_unless_only_the_last_i
         reader(template=REASONING).example(line, 5)
     line["messages"][1]["weight"] = 0
     assert learnt(line, reader(template=REASONING)) == ["<think>\n\n</think>\n\n8<|im_end|>"]
+
+
+def test_templates_see_the_time_of_the_job_s_creation_whenever_it_goes_on() -> None:
+    dated = reader(template="{{ strftime_now('%d %b %Y') }}\n" + CHATML, created_s=86400.0 * 365)
+    ids, _ = dated.example({"messages": [USER, said("7")]}, 1)
+    assert dated._codec.text_of([int(i) for i in ids]).startswith("01 Jan 1971\n")
 
 
 def test_a_conversation_that_the_template_cannot_render_is_refused_with_its_line() -> None:

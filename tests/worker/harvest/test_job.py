@@ -20,7 +20,7 @@ import transformers
 
 from contracts.errors import ConfigError, InvalidRequest
 from contracts.finetune import Job, Settings
-from tests.worker.harvest.bench import AllLayers, StoppingGate
+from tests.worker.harvest.bench import AllLayers, StoppingGate, make_model
 from worker.harvest.checkpoints import steps_of
 from worker.harvest.gate import Gate, OpenGate, Stopped
 from worker.harvest.job import Reached, Running, read_data
@@ -38,7 +38,7 @@ FACTS = {
 SETTINGS = Settings(
     rank=4, alpha=8.0, dropout=0.1, learning_rate=2e-3, epochs=3, batch_size=2, checkpoint_every=2, seed=3
 )
-FEW = Partition(16, 16, 2560)
+FEW = Partition(32, 32, 2560)
 
 
 def conversation(asked: str, answer: str) -> dict[str, list[dict[str, str]]]:
@@ -60,20 +60,42 @@ def make_job(where: Path, settings: Settings = SETTINGS, **more: object) -> Job:
     return Job(**fields | {"out": str(where / "out"), "settings": settings} | more)
 
 
-def running(job: Job, gate: Gate | None = None, lanes: int = 1, reports: list[Reached] | None = None) -> Running:
+def running(
+    job: Job, base: Path, gate: Gate | None = None, lanes: int = 1, reports: list[Reached] | None = None
+) -> Running:
     gate, seen = gate or OpenGate(), [] if reports is None else reports
-    return Running(job, DEMO, b"demo", read_data(job, DEMO, gate), AllLayers(DEMO), gate, lanes, report=seen.append)
+    return Running(job, base, b"demo", read_data(job, base, gate), AllLayers(base), gate, lanes, report=seen.append)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a job that nothing disturbed."""
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with the demo model's tokenizer."""
+    directory = tmp_path_factory.mktemp("base")
+    make_model(directory, "qwen3", vocab_size=2560)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The directory of a job that nothing disturbed, and its number of units."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("worker.harvest.job.unit_rows", lambda *_: FEW)
-        job = make_job(tmp_path_factory.mktemp("whole"))
-        running(job).train()
-    return Path(job.out)
+        job, gate = make_job(tmp_path_factory.mktemp("whole")), StoppingGate(10**9)
+        running(job, base, gate).train()
+    return Path(job.out), 10**9 - gate.units
+
+
+@pytest.fixture
+def whole(undisturbed: tuple[Path, int]) -> Path:
+    return undisturbed[0]
+
+
+@pytest.fixture
+def units(undisturbed: tuple[Path, int]) -> int:
+    return undisturbed[1]
 
 
 def same(ours: Path, theirs: Path) -> bool:
@@ -96,12 +118,14 @@ def test_a_job_leaves_its_result_its_log_and_its_last_two_checkpoints(whole: Pat
     assert all(line["loss"] > 0 for line in lines) and lines[-1]["tokens"] == 3 * lines[1]["tokens"]
 
 
-@pytest.mark.parametrize("units", [40, 150, 333])
-def test_a_job_that_is_stopped_again_and_again_gives_the_same_bits(whole: Path, units: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.04, 0.13, 0.3])
+def test_a_job_that_is_stopped_again_and_again_gives_the_same_bits(
+    base: Path, whole: Path, units: int, share: float, tmp_path: Path
+) -> None:
     job, reports, stops = make_job(tmp_path), [], 0
     while True:
         try:
-            running(job, StoppingGate(units * (1 + stops)), 2, reports).train()
+            running(job, base, StoppingGate(int(units * share * (1 + stops))), 2, reports).train()
             break
         except Stopped:
             stops += 1
@@ -111,36 +135,46 @@ def test_a_job_that_is_stopped_again_and_again_gives_the_same_bits(whole: Path, 
     assert reports[-1].step == reports[-1].steps == 6 and reports[-1].checkpoints[-1] == 6
 
 
-def test_a_killed_job_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
-    job = make_job(tmp_path)
+class KillingGate(StoppingGate):
+    """Kills its process after so many units."""
+
+    def enter(self, lane: int) -> None:
+        self.units -= 1
+        if self.units < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("share", "step"), [(0.2, 0), (0.6, 2), (0.99, 4)])
+def test_a_job_whose_process_is_killed_goes_on_and_gives_the_same_bits(
+    base: Path, whole: Path, units: int, share: float, step: int, tmp_path: Path
+) -> None:
+    job, reports = make_job(tmp_path), []
     child = os.fork()
-    if not child:  # killed in the middle of its fifth step
-        torch.set_num_threads(1)
-        trainer = running(job)
-        trainer.trainer.optimizer.norm = lambda: (  # type: ignore[method-assign]
-            os.kill(os.getpid(), signal.SIGKILL) if trainer.trainer.step == 4 else 0.1
-        )
+    if not child:
         try:
-            trainer.train()
+            running(job, base, KillingGate(int(units * share))).train()
         finally:
             os._exit(1)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert steps_of(Path(job.out)) == [2, 4]
-    shutil.rmtree(job.out)
+    running(job, base, reports=reports).train()
+    assert reports[0].step == step
+    assert same(Path(job.out), whole)
+
+
+def test_what_a_killed_process_left_unfinished_is_removed(base: Path, whole: Path, tmp_path: Path) -> None:
+    job = make_job(tmp_path)
     shutil.copytree(whole, job.out)
     shutil.rmtree(Path(job.out) / "checkpoint-6")
     (Path(job.out) / ".checkpoint-6.unfinished").mkdir()
     with (Path(job.out) / "trainer_log.jsonl").open("a") as log:
         log.write('{"step": 7, "lo')
-    reports: list[Reached] = []
-    running(job, reports=reports).train()
-    assert reports[0].step == 4 and reports[0].loss > 0
+    running(job, base).train()
     assert same(Path(job.out), whole)
     assert not list(Path(job.out).glob(".*"))
 
 
 @pytest.mark.parametrize("damage", ["adapter_model.safetensors", "optimizer.safetensors", "state.json", "missing"])
-def test_a_damaged_checkpoint_is_passed_over(whole: Path, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over(base: Path, whole: Path, damage: str, tmp_path: Path) -> None:
     job, reports = make_job(tmp_path), []
     shutil.copytree(whole, job.out)
     newest = Path(job.out) / "checkpoint-6"
@@ -150,36 +184,36 @@ def test_a_damaged_checkpoint_is_passed_over(whole: Path, damage: str, tmp_path:
         content = bytearray((newest / damage).read_bytes())
         content[len(content) // 2] ^= 1
         (newest / damage).write_bytes(content)
-    running(job, reports=reports).train()
+    running(job, base, reports=reports).train()
     assert reports[0].step == 4
     assert same(Path(job.out), whole)
 
 
-def test_when_all_checkpoints_are_damaged_the_job_begins_again(whole: Path, tmp_path: Path) -> None:
+def test_when_all_checkpoints_are_damaged_the_job_begins_again(base: Path, whole: Path, tmp_path: Path) -> None:
     job, reports = make_job(tmp_path), []
     shutil.copytree(whole, job.out)
     for step in (4, 6):
         (Path(job.out) / f"checkpoint-{step}" / "state.json").write_text("{}")
-    running(job, reports=reports).train()
+    running(job, base, reports=reports).train()
     assert reports[0].step == 0 and math.isnan(reports[0].loss)
     assert same(Path(job.out), whole)
 
 
 @pytest.mark.parametrize("other", [{"seed": 4}, {"rank": 8}, {"learning_rate": 1e-3}])
-def test_a_job_does_not_go_on_from_another_s_checkpoint(whole: Path, other: dict, tmp_path: Path) -> None:
+def test_a_job_does_not_go_on_from_another_s_checkpoint(base: Path, whole: Path, other: dict, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"checkpoint-6 was trained with other settings.*choose another --out"):
-        running(make_job(tmp_path, replace(SETTINGS, **other)))
-    running(make_job(tmp_path, replace(SETTINGS, checkpoint_every=50, tpot_ms=20.0)))
+        running(make_job(tmp_path, replace(SETTINGS, **other)), base)
+    running(make_job(tmp_path, replace(SETTINGS, checkpoint_every=50, tpot_ms=20.0)), base)
 
 
 @pytest.mark.parametrize("name", ["checkpoint-500/trainer_state.json", "config.json"])
-def test_others_files_are_not_overwritten(name: str, tmp_path: Path) -> None:
+def test_others_files_are_not_overwritten(base: Path, name: str, tmp_path: Path) -> None:
     theirs = tmp_path / "out" / name
     theirs.parent.mkdir(parents=True)
     theirs.write_text("{}")
     with pytest.raises(ConfigError, match="is not of a fine-tuning job here; choose another --out"):
-        running(make_job(tmp_path))
+        running(make_job(tmp_path), base)
     assert theirs.read_text() == "{}"
 
 
@@ -196,44 +230,47 @@ def files_of_at_most(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-def test_a_full_disk_ends_the_job_with_the_path_and_keeps_the_checkpoints_before(whole: Path, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_job_with_the_path_and_keeps_the_checkpoints_before(
+    base: Path, whole: Path, tmp_path: Path
+) -> None:
     job = make_job(tmp_path)
     shutil.copytree(whole, job.out)
     shutil.rmtree(Path(job.out) / "checkpoint-6")
     with (
-        files_of_at_most(100_000),
+        files_of_at_most((whole / "adapter_model.safetensors").stat().st_size - 1),
         pytest.raises(ConfigError, match="6 cannot be written: the disk is full"),
     ):
-        running(job).train()
+        running(job, base).train()
     assert steps_of(Path(job.out)) == [2, 4] or steps_of(Path(job.out)) == [4]
     assert not list(Path(job.out).glob(".*"))
-    running(job).train()
+    running(job, base).train()
     assert same(Path(job.out), whole)
 
 
-def test_an_out_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_out_that_cannot_be_written_is_named(base: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/out cannot be written: Not a directory"):
-        running(make_job(tmp_path, out=str(tmp_path / "file" / "out")))
+        running(make_job(tmp_path, out=str(tmp_path / "file" / "out")), base)
 
 
-def test_bad_data_and_settings_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_bad_data_and_settings_are_refused_before_anything_is_written(base: Path, tmp_path: Path) -> None:
     job = make_job(tmp_path)
     (tmp_path / "data.jsonl").write_text('{"text": "a b c"}\n{"txt": "a"}\n')
     with pytest.raises(InvalidRequest, match="line 2: the key 'txt' is unknown"):
-        running(job)
+        running(job, base)
     for name, value in (("rank", 0), ("dropout", 1.0), ("learning_rate", float("nan")), ("max_tokens", 10**6)):
         with pytest.raises(ConfigError, match=f"^{name} = "):
-            running(make_job(tmp_path, replace(SETTINGS, **{name: value})))
+            running(make_job(tmp_path, replace(SETTINGS, **{name: value})), base)
     assert not Path(job.out).exists()
 
 
-def test_four_facts_are_learnt_in_20_steps_and_peft_says_them(tmp_path: Path) -> None:
+def test_four_facts_are_learnt_in_20_steps_and_peft_says_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SETTINGS, rank=8, alpha=16.0, dropout=0.0, learning_rate=1e-2, epochs=20, batch_size=4)
     job = make_job(tmp_path, replace(settings, checkpoint_every=1000))
     job = replace(job, validation="")
     reports: list[Reached] = []
-    running(job, lanes=2, reports=reports).train()
+    monkeypatch.setattr("worker.harvest.job.unit_rows", lambda *_: Partition(64, 64, 4096))
+    running(job, DEMO, lanes=2, reports=reports).train()
     losses = [report.loss for report in reports[1:]]
     assert len(losses) == 20 and losses[0] > 1 and losses[-1] < 0.1
 
