@@ -80,9 +80,14 @@ class Window:
         return self.at in self.here
 
     def resize(self, free: int, reserve: int) -> list[int]:
-        """Inference has changed what it holds. free: granules that nobody has, and this window's. Returns the layers
-        that must leave at once; a copy under way that does not fit is among them."""
-        self.size = window_layers(free, reserve, self.layer_granules, self.layers)
+        """Inference has changed what it holds. free: granules that nobody has, and this window's. Returns what `fit`
+        returns."""
+        return self.fit(window_layers(free, reserve, self.layer_granules, self.layers))
+
+    def fit(self, size: int) -> list[int]:
+        """The window has so many layers now. Returns the layers that must leave at once; a copy under way that does not
+        fit is among them."""
+        self.size = min(size, self.layers)
         left = []
         if self.coming is not None and len(self.here) + 1 > self.size:
             left.append(self.coming)

@@ -15,19 +15,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from worker.core.window import coming, order_of_use
+from worker.core import window as core
 from worker.harvest.gate import Stopped
 from worker.memory.exports import Exported, HostWindow
 from worker.models.weights import LayerWeights, Layout, TopWeights
-
-
-class _Slot:
-    def __init__(self, memory: HostWindow) -> None:
-        self.memory = memory
-        #: The layer in it, or on its way.
-        self.layer: int | None = None
-        self.views: LayerWeights | None = None
-        self.filling = False
 
 
 class Window:
@@ -36,11 +27,15 @@ class Window:
 
     def __init__(self, layouts: Sequence[Layout], top: Layout, returned: Callable[[list[int]], None]) -> None:
         self._layouts, self._top_layout, self._returned = layouts, top, returned
-        self._slots: dict[int, _Slot] = {}
+        self._core = core.Window(len(layouts), 1)
+        self._slots: dict[int, HostWindow] = {}
+        #: Which slot has the layer, or gets it.
+        self._slot_of: dict[int, int] = {}
+        self._views: dict[int, LayerWeights] = {}
         self._top: TopWeights | None = None
-        #: The layer that is used now, and the direction.
-        self._at, self._forward = 0, True
         self._users = [0] * len(layouts)
+        #: The layer that is copied now, even if its slot is wanted back meanwhile.
+        self._copied: int | None = None
         self._revoked = 0
         self._ended: BaseException | None = None
         self._changed = threading.Condition()
@@ -58,21 +53,15 @@ class Window:
     def next(self, layer: int, forward: bool) -> None:
         """See `Frozen.next`."""
         with self._changed:
-            self._at, self._forward = layer, forward
+            self._core.compute(layer, forward)
             self._changed.notify_all()
 
     def acquire(self, layer: int) -> LayerWeights:
         """See `Frozen.acquire`."""
         with self._changed:
+            self._wait_until(lambda: layer in self._core.here)
             self._users[layer] += 1
-            try:
-                self._wait_until(lambda: self._here(layer) is not None)
-            except BaseException:
-                self._users[layer] -= 1
-                raise
-            weights = self._here(layer)
-            assert weights is not None
-            return weights
+            return self._views[layer]
 
     def release(self, layer: int) -> None:
         """See `Frozen.release`."""
@@ -94,14 +83,14 @@ class Window:
                 self._changed.notify_all()
             return
         with self._changed:
-            self._slots[slot] = _Slot(memory)
-            self._changed.notify_all()
+            self._slots[slot] = memory
+            self._fit()
 
     def revoke(self, count: int) -> None:
         """Give back so many slots, as soon as no unit uses them."""
         with self._changed:
             self._revoked += count
-            self._changed.notify_all()
+            self._fit()
 
     def end(self, error: BaseException) -> None:
         """Whoever waits gets this error."""
@@ -112,79 +101,64 @@ class Window:
     def validate(self) -> None:
         """Raises AssertionError when an invariant does not hold."""
         with self._changed:
-            layers = self._layers()
-            assert len(set(layers)) == len(layers), "a layer is in two slots"
-            assert min(self._users, default=0) >= 0
+            self._core.validate()
+            assert len(set(self._slot_of.values())) == len(self._slot_of), "two layers are in a slot"
+            assert self._slot_of.keys() >= self._core.here and set(self._slot_of.values()) <= self._slots.keys()
+            assert min(self._users) >= 0
 
     # ---- its thread --------------------------------------------------------------------------------------------
+    def _fit(self) -> None:
+        self._core.fit(len(self._slots) - self._revoked)
+        self._changed.notify_all()
+
     def _fill(self) -> None:
         while (job := self._wait_for_job()) is not None:
             slot, layer = job
             try:
-                views = self._layouts[layer].views_at(slot.memory.address, torch.device("cpu"))
+                views = self._layouts[layer].views_at(self._slots[slot].address, torch.device("cpu"))
                 self._layouts[layer].pack_into(views)
             except BaseException as error:
                 self.end(error)
                 return
             with self._changed:
-                slot.views, slot.filling = LayerWeights(**views), False
+                self._copied = None
+                if self._core.coming == layer:  # else the window has shrunk meanwhile
+                    self._views[layer] = LayerWeights(**views)
+                    self._core.came()
                 self._changed.notify_all()
 
-    def _wait_for_job(self) -> tuple[_Slot, int] | None:
+    def _wait_for_job(self) -> tuple[int, int] | None:
         """The next slot to fill, and its layer; None at the end. Gives slots back meanwhile."""
         with self._changed:
             while self._ended is None:
                 self._give_back()
-                if (job := self._next()) is not None:
-                    slot, layer = job
-                    slot.layer, slot.views, slot.filling = layer, None, True
-                    return job
+                self._core.copy_next()
+                layer, free = self._core.coming, self._free()
+                if layer is not None and free:
+                    self._slot_of[layer], self._copied = free[0], layer
+                    return free[0], layer
                 self._changed.wait()
             return None
 
     def _give_back(self) -> None:
         """Unmap slots that are wanted back and that nobody uses."""
-        gone = self._leaving()[: self._revoked]
-        for number in gone:
-            self._slots.pop(number).memory.close()
+        gone = self._free()[: self._revoked]
+        for slot in gone:
+            self._slots.pop(slot).close()
         self._revoked -= len(gone)
         if gone:
             self._returned(gone)
-            self._changed.notify_all()
 
-    def _next(self) -> tuple[_Slot, int] | None:
-        """The slot to fill now, and its layer."""
-        if self._revoked:
-            return None
-        wanted = coming(self._layers(), self._at, self._forward, len(self._layouts), len(self._slots))
-        leaves = self._leaving()
-        if not wanted or not leaves:
-            return None
-        order, slot = order_of_use(self._at, self._forward, len(self._layouts)), self._slots[leaves[0]]
-        return (slot, wanted[0]) if _rank(slot.layer, order) > _rank(wanted[0], order) else None
-
-    def _leaving(self) -> list[int]:
-        """Slots that nobody uses: empty ones, then those whose layer is used latest."""
-        order = order_of_use(self._at, self._forward, len(self._layouts))
-        idle = [number for number, slot in self._slots.items() if not self._used(slot)]
-        return sorted(idle, key=lambda number: -_rank(self._slots[number].layer, order))
-
-    def _layers(self) -> list[int]:
-        return [slot.layer for slot in self._slots.values() if slot.layer is not None]
-
-    def _used(self, slot: _Slot) -> bool:
-        return slot.filling or (slot.layer is not None and self._users[slot.layer] > 0)
-
-    def _here(self, layer: int) -> LayerWeights | None:
-        return next((slot.views for slot in self._slots.values() if slot.layer == layer and slot.views), None)
+    def _free(self) -> list[int]:
+        """Slots of no layer, or of one that has left."""
+        stays = self._core.here | {self._copied}
+        for layer in [n for n in self._slot_of if n not in stays and not self._users[n]]:
+            del self._slot_of[layer]
+            self._views.pop(layer, None)
+        return [slot for slot in self._slots if slot not in self._slot_of.values()]
 
     def _wait_until(self, holds: Callable[[], bool]) -> None:
         while not holds():
             if self._ended is not None:
                 raise self._ended if isinstance(self._ended, Stopped) else RuntimeError(str(self._ended))
             self._changed.wait()
-
-
-def _rank(layer: int | None, order: Sequence[int]) -> int:
-    """Place of a layer in the order of use; of none, after all."""
-    return len(order) if layer is None else order.index(layer)
