@@ -161,6 +161,24 @@ def test_a_job_whose_process_is_killed_goes_on_and_gives_the_same_bits(
     assert same(Path(job.out), whole)
 
 
+def test_a_job_that_stops_while_it_validates_logs_the_step_once(base: Path, whole: Path, tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    stopped = running(job, base)
+
+    def validation_loss() -> float:
+        raise Stopped
+
+    stopped.trainer.validation_loss = validation_loss  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        stopped.train()
+    log = Path(job.out) / "trainer_log.jsonl"
+    assert steps_of(Path(job.out)) == [2] and len(log.read_text().splitlines()) == 1
+    with log.open("a") as file:  # then killed between its line and its checkpoint
+        file.write('{"step": 2}\n')
+    running(job, base).train()
+    assert same(Path(job.out), whole)
+
+
 def test_what_a_killed_process_left_unfinished_is_removed(base: Path, whole: Path, tmp_path: Path) -> None:
     job = make_job(tmp_path)
     shutil.copytree(whole, job.out)
