@@ -134,6 +134,34 @@ def test_two_models_that_grow_until_neither_has_room_both_end() -> None:
     )
 
 
+def test_a_trainer_has_what_serving_leaves_and_gives_it_back_before_anybody_waits() -> None:
+    device = VirtualDevice(1, SLABS, trains=random.Random(3))
+    [model], trainer = device.models, device.trainer
+    assert trainer is not None
+    trainer.layers, trainer.fixed, trainer.reserve = 8, 3, 0
+    model.submit(prompt(1, 3), 40)
+    device.go()
+    assert device.balloon.loan.held == 11, "nobody else needs memory"
+    name = model.submit(prompt(2, SLABS - 2), CHUNK)
+    device.go(until=lambda: model.answers[name].end is not None)
+    assert device.balloon.loan.ended == 1, "and now somebody does"
+    assert not model.engine.core.scheduling.preemptions
+    device.finish()
+
+
+def test_cached_kv_gives_way_to_a_trainer_but_layers_beyond_the_least_give_way_to_new_kv() -> None:
+    device = VirtualDevice(1, SLABS, trains=random.Random(3))
+    [model], trainer = device.models, device.trainer
+    assert trainer is not None
+    trainer.layers, trainer.fixed, trainer.reserve = 8, 3, 0
+    for n in range(9):
+        model.submit(prompt(n, 3), 2, session=f"s{n}")
+        device.go()
+    assert device.balloon.loan.held == 5, "the least that it needs"
+    assert used(device)[0] >= SLABS - 6, "the rest is cached KV"
+    device.finish()
+
+
 def anything(seed: int, requests: int) -> VirtualDevice:
     """As `test_engine_scheduling.anything`, for two or three models."""
     dice = random.Random(seed)
@@ -146,6 +174,7 @@ def anything(seed: int, requests: int) -> VirtualDevice:
         step_tokens=dice.choice([16, 40, 1024]),
         max_batch=dice.choice([1, 2, 5, 64]),
         targets=tuple(dice.choice([0.0, 0.0, 0.05, 1.0]) for _ in range(models)),
+        trains=random.Random(seed) if seed % 2 else None,
     )
     device.suffer(dice, requests, span_s=requests * 0.05)
     return device

@@ -306,6 +306,7 @@ def anything(seed: int, requests: int, sharing: str = "") -> VirtualDevice:
         max_batch=dice.choice([1, 2, 5, 64]),
         targets=tuple(dice.choice([0.0, 0.0, 0.05, 1.0]) for _ in range(models)),
         copy_s=dice.choice([None, 1e-5, 1e-4, 1e-3]),
+        trains=random.Random(seed) if seed % 3 == 1 else None,
     )
     assert device.placing is not None
     device.placing.layer_s, device.placing.dice = dice.choice([0.001, 0.05, 0.3]), dice

@@ -13,6 +13,7 @@ from contracts.models import ModelState
 from tests.worker.trouble import Trouble
 from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import LAYERS, Granules, World
+from tests.worker.virtual_trainer import VirtualTrainer
 from worker.core.arbitration import Arbitration
 from worker.core.balloon import Balloon
 from worker.core.lending import Lending
@@ -96,6 +97,7 @@ class VirtualDevice:
 
     weights: slabs of each model's weights, which come when they are needed, by `sharing`; 0: none. targets:
     seconds to each model's first token; 0: none. copy_s: of a layer, of one slab, that a model lends; None: none does.
+    trains: draws what a trainer does; None: there is none.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class VirtualDevice:
         sharing: str = "prism",
         targets: tuple[float, ...] = (),
         copy_s: float | None = None,
+        trains: random.Random | None = None,
         **engine: Any,
     ) -> None:
         self.world, self.granules = World(), Granules(slabs)
@@ -136,7 +139,8 @@ class VirtualDevice:
                 core = engine_.core
                 coming = functools.partial(self.residency.activation_s, f"m{number}") if weights else lambda: 0.0
                 core.state.order.arbitrate(arbitration, target_s, core.live.values, core.pace, coming)
-        share_memory(self._engines, self.placing)  # type: ignore[arg-type]
+        self.trainer = VirtualTrainer(self.world, self.granules, self.balloon, trains) if trains is not None else None
+        share_memory(self._engines, self.placing, self.trainer)  # type: ignore[arg-type]
 
     def _step(
         self,
@@ -155,6 +159,9 @@ class VirtualDevice:
 
         return step(slices, before, after_layer)
 
+    def _unmap(self) -> None:
+        unmap_for(self._engines, self.trainer)  # type: ignore[arg-type]
+
     def check(self) -> None:
         """Every invariant of the device and of each model."""
         self.balloon.validate()
@@ -169,7 +176,10 @@ class VirtualDevice:
         while not (until() if until else all(model._quiet() for model in self.models)):
             assert self.world.now() < end, f"nothing more happens: {[len(m.sequences) for m in self.models]}"
             if self.placing is not None:
-                self.placing.turn(functools.partial(unmap_for, self._engines))
+                self.placing.turn(self._unmap)
+                self.check()
+            if self.trainer is not None:
+                self.trainer.turn(self._unmap)
                 self.check()
             busy = [model for model in self.models if model.engine.due_in_s() <= 0]
             if not busy:
@@ -204,7 +214,7 @@ class VirtualDevice:
         self.world.pass_(100.0)
         for model in self.models:
             if self.placing is not None:
-                self.placing.turn(functools.partial(unmap_for, self._engines))
+                self.placing.turn(self._unmap)
             assert model.cache.make_room(model.pool.reach * LAYERS, self.world.now()), "memory is stuck"
             self.check()
 

@@ -20,7 +20,7 @@ from worker.engine.training.harvesting import Harvesting, Trainable
 from worker.memory.device_memory import host_memory
 
 GRANULE = 1 << 16
-PATIENCE_S = 120.0
+PATIENCE_S = 200.0
 
 
 class TrainingDevice:
@@ -62,6 +62,7 @@ class TrainingDevice:
         """Models take so much that so many of the trainer's layers fit."""
         run, loan = self.harvesting._run, self.balloon.loan
         assert run is not None
+        loan.give((loan.layers - layers) * loan.layer)
         self.balloon.granules = loan.fixed + layers * loan.layer + self.harvesting._reserve(run)
         self.harvesting.make_way()
 
