@@ -39,6 +39,19 @@ class FinetuneMachine(RuleBasedStateMachine):
         self.files: dict[str, str] = {}
         for name in DEVICES:
             self.report(name)
+        for number in (1, 2):
+            self.submit(number, "t", "m")
+        self.live(2)
+
+    @rule(rounds=st.integers(1, 4))
+    def live(self, rounds: int) -> None:
+        """All is well for a moment."""
+        for _ in range(rounds):
+            self.tick(0.5)
+            for name in DEVICES:
+                while self.commands[name] and self.hosts[name].here:
+                    self.obey(name)
+                self.report(name)
 
     # ---- users -------------------------------------------------------------------------------------------------
     @rule(number=jobs, tenant=st.sampled_from("tu"), model=st.sampled_from("mn"))
@@ -166,12 +179,16 @@ class FinetuneMachine(RuleBasedStateMachine):
         for name in DEVICES:
             self.hosts[name] = replace(self.hosts[name], here=True, takes=True, keeps=True)
             self.trainers[name].set_spare(0.5)
+        for _ in range(12):
+            self.tick(2.0)
+            self.live(1)
+        for name, trainer in self.trainers.items():
+            by_the_book = {job_id for job_id, r in self.core.records.items() if r.placed and r.device == name}
+            assert trainer.jobs.keys() <= by_the_book, f"{name} trains what it should not"
         for _ in range(400):
             for name in DEVICES:
-                while self.commands[name]:
-                    self.obey(name)
                 self.trainers[name].advance(3)
-                self.report(name)
+            self.live(1)
             self.tick(2.0)
         for record in self.core.records.values():
             assert record.ended and not record.device, (record.state, record.progress.waits, record.events[-3:])
@@ -180,4 +197,4 @@ class FinetuneMachine(RuleBasedStateMachine):
 
 
 TestFinetuneMachine = FinetuneMachine.TestCase
-TestFinetuneMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFinetuneMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -356,10 +356,25 @@ def test_a_device_that_does_not_begin_is_given_up() -> None:
     w.devices["a"].start = lambda job: None  # type: ignore[method-assign]
     record = w.submit()
     w.step()
-    w.step(BEGIN_S)
+    w.step(BEGIN_S - 1)
+    assert record.device == "a", "its command may be on its way"
+    w.step(1.0)
     assert not record.device and "a does not begin it" in messages(record)
     w.step(10.0)
     assert record.device == "b", "rather elsewhere"
+
+
+def test_a_device_that_begins_a_job_too_late_keeps_only_the_one_that_it_has_by_the_book() -> None:
+    w = World(a=0.9)
+    begin, w.devices["a"].start = w.devices["a"].start, lambda job: None  # type: ignore[method-assign]
+    first, second = w.submit(1), w.submit(2)
+    w.step()
+    w.step(BEGIN_S)
+    assert (first.device, second.device) == ("", "a")
+    for late in (first, second):
+        begin(late.job)
+    assert w.step() == [Stop("a", first.job.id, False)]
+    assert (first.device, second.device) == ("", "a") and list(w.devices["a"].jobs) == [second.job.id]
 
 
 # ---- jobs fail -----------------------------------------------------------------------------------------------------
