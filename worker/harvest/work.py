@@ -14,6 +14,7 @@ import torch
 
 from contracts.errors import ConfigError, RequestError
 from contracts.finetune import Job, Settings
+from runtime.directory_lock import DirectoryLock
 from runtime.model_config import ModelConfig, load_config
 from worker.harvest import wire
 from worker.harvest.data import Examples
@@ -41,6 +42,8 @@ def work(begin: wire.Begin, worker: socket.socket, gate: WordGate) -> None:
         _train(begin, worker, gate, said)
     except Stopped:
         said.put(wire.Ended("stopped"))
+    except _Elsewhere as error:
+        said.put(wire.Ended("failed", str(error)))
     except (ConfigError, RequestError, TrainingFailed) as error:
         said.put(wire.Ended("failed", str(error), ours=True))
     except (MemoryError, RuntimeError) as error:
@@ -51,6 +54,10 @@ def work(begin: wire.Begin, worker: socket.socket, gate: WordGate) -> None:
         said.put(wire.Ended("failed", f"{error.strerror or error}: {error.filename or 'a file of the job'}"))
     else:
         said.put(wire.Ended("succeeded"))
+
+
+class _Elsewhere(Exception):
+    """Another trainer has this job's directory."""
 
 
 def _train(begin: wire.Begin, worker: socket.socket, gate: WordGate, said: _Said) -> None:
@@ -81,6 +88,11 @@ def _train(begin: wire.Begin, worker: socket.socket, gate: WordGate, said: _Said
             )
         )
 
+    lock = DirectoryLock(Path(job.out) / ".lock", "trainer")
+    try:
+        lock.take()
+    except ConfigError:
+        raise _Elsewhere(f"another trainer, perhaps of a worker that is cut off, still writes to {job.out}") from None
     window.top()
     digest = model_digest(cached_weights_digest(checkpoint, Path(begin.digests)), config)
     Running(job, base, digest, data, window, gate, begin.lanes, report=report).train()

@@ -59,6 +59,8 @@ class _Run:
     needs: wire.Needs | None = None
     #: Whether it has the memory that it needs.
     housed: bool = False
+    #: Granules that stand for its own memory.
+    own: int = 0
     stopping: bool = False
     cancelled: bool = False
     #: Serving has taken its memory: its trainer did not crash.
@@ -273,6 +275,7 @@ class Harvesting:
                 if len(message.checkpoints) > len(self._progress[run.job.id].checkpoints):
                     run.crashes = 0
                 run.noted(self._clock.now(), message.tokens - self._progress[run.job.id].tokens)
+                self._count(run, self._granules(message.own_bytes))
                 self._say(
                     run,
                     state=JobState.RUNNING,
@@ -414,9 +417,24 @@ class Harvesting:
             log.exception("no memory for a trainer that was counted", job=run.job.id)
             run.trainer.end()
             return "serving needs the memory"
-        run.housed, self._let = True, None
+        run.housed, run.own, self._let = True, own, None
         log.info("a trainer has its memory", job=run.job.id, granules=loan.held)
         return ""
+
+    def _count(self, run: _Run, own: int) -> None:
+        """Its own memory is more than it said: count that too, or end the trainer where serving needs it."""
+        if run.trainer is None or not run.housed or own <= run.own:
+            return
+        more = own - run.own
+        log.warning("a trainer takes more memory than it said", job=run.job.id, granules=more)
+        if self._balloon.spare < more:
+            self._balloon.loan.end()
+            self._reconcile(run)
+            return
+        self._balloon.loan.fixed += more
+        run.own = own
+        with contextlib.suppress(OutOfGranules):
+            run.trainer.hold_own(own)
 
     def _reconcile(self, run: _Run) -> None:
         """Take from the trainer what serving has taken from the loan."""
