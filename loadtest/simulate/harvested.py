@@ -238,6 +238,12 @@ class HarvestedGpu:
             self._until_s = until
         self._until_s = max(self._until_s, now)
 
+    def compute(self, split: Split, running: int, tokens: int) -> tuple[float, float]:
+        """A step of such sequences, without a request: its seconds, and tokens trained meanwhile."""
+        before = self.training.tokens if self.training is not None else 0.0
+        seconds = self._run(split, math.inf, running, tokens)
+        return seconds, self.training.tokens - before if self.training is not None else 0.0
+
     def _run(self, split: Split, limit_s: float, running: int, tokens: int) -> float:
         """Compute a step of so many sequences, and training beside it; without any, training for `limit_s`. Returns the
         seconds that it took."""
