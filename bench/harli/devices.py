@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loadtest.simulate.contention import DecodeWork, SharedGpu, TrainWork
-from loadtest.simulate.costs import ModelShape
 from loadtest.simulate.harvested import HarvestedKind
 from loadtest.simulate.presets import A100_40, ADA_6000, LLAMA_3_8B, QWEN_25_7B, USABLE
 from loadtest.simulate.training import Training

@@ -106,22 +106,17 @@ def _judged(pair: Pair, requests: Sequence[TraceRequest], seed: int) -> dict[str
 
 
 def figure_13(bench: Bench) -> dict[str, Any]:
-    """Memory and window while the batch is 8, 42 and 24."""
+    """Memory and window (figure 13), shares and latency (14) while the batch is 8, 42 and 24."""
     pairs = [Pair(gpu, "Llama", "Llama") for gpu in GPUS]
     return {"rows": bench.pool([functools.partial(controlled, pair, bench.quick, bench.seed) for pair in pairs])}
 
 
-def figure_14(bench: Bench) -> dict[str, Any]:
-    """Shares and latency, the same load."""
-    return figure_13(bench)
-
-
 def figure_tp(bench: Bench) -> dict[str, Any]:
-    """Inference divided over both GPUs (section 8.7)."""
+    """Inference divided over both GPUs (section 8.7). To compare with figure 11."""
     requests = bench.requests()
-    arms = ("separate", "harli", "harli-tp")
-    cells = [functools.partial(run, pair, arm, requests, bench.seed) for pair in bench.pairs for arm in arms]
-    return {"rows": bench.pool(cells)}
+    return {
+        "rows": bench.pool([functools.partial(run, pair, "harli-tp", requests, bench.seed) for pair in bench.pairs])
+    }
 
 
 FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
@@ -130,7 +125,6 @@ FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "10": figure_10,
     "11": figure_11,
     "12": figure_12,
-    "13": figure_13,
-    "14": figure_14,
+    "13": figure_13,  # and 14
     "tp": figure_tp,
 }

@@ -55,7 +55,7 @@ def _means(pair: Pair, steps: Sequence[StepSeen]) -> dict[str, Any]:
         return float(sum(value(s) * s.seconds for s in steps) / seconds)
 
     late = sum(s.running for s in steps if s.seconds > pair.kind.target_s) / sum(s.running for s in steps)
-    beside = [s for s in steps if s.split.training]
+    beside, whole = [s for s in steps if s.split.training], [s for s in steps if not s.split.training]
     return {
         "running": round(mean(lambda s: s.running), 1),
         "kv_gb": round(mean(lambda s: s.used_bytes) / 1e9, 2),
@@ -64,6 +64,12 @@ def _means(pair: Pair, steps: Sequence[StepSeen]) -> dict[str, Any]:
         "infer": round(mean(lambda s: s.split.infer) / pair.kind.shares, 3),
         "training": round(mean(lambda s: s.split.training) / pair.kind.shares, 3),
         "latency_ms": round(1000 * mean(lambda s: s.seconds), 2),
-        "whole_part": round(1 - len(beside) / len(steps), 3),
+        "beside_ms": _mean_ms(beside),
+        "whole_ms": _mean_ms(whole),
+        "whole_part": round(len(whole) / len(steps), 4),
         "late": round(late, 5),
     }
+
+
+def _mean_ms(steps: Sequence[StepSeen]) -> float | None:
+    return round(1000 * sum(s.seconds for s in steps) / len(steps), 2) if steps else None

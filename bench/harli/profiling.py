@@ -1,5 +1,5 @@
-"""What `upbeat profile --corun` would measure on the simulated device: the paper's steps (section 8.8), alone and beside
-training, with the device's noise. The fits are production's."""
+"""What `upbeat profile --corun` would measure on the simulated device: the paper's steps (section 8.8), alone and
+beside training, with the device's noise. The fits are production's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.core.harvest import Split
 
 #: Sequences, and tokens of each.
 RUNNING, EACH = (4, 16, 64), (64, 256, 512)
-#: Steps beside training that a measurement is the mean of: units are longer than steps here and there.
+#: Steps beside training that a measurement is the mean of: forward and backward units differ.
 _STEPS = 16
 
 

@@ -23,9 +23,9 @@ from loadtest.simulate.stretch import Stretch
 from loadtest.simulate.token_gaps import TokenGaps
 from loadtest.simulate.training import Training
 from loadtest.simulate.turns import coarse, sequence_of, slabs
+from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.engine_core import EngineCore
-from worker.core.events import Submitted
 from worker.core.harvest import Split
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
@@ -182,7 +182,7 @@ class HarvestedGpu:
             raise ValueError(f"{request.request_id} does not fit the KV of {self.kind.gpu.device.name}")
         keys = [f"{request.request_id} {chunk}".encode().ljust(32, b"\0") for chunk in range(chunks)]
         self.outstanding[request.request_id] = request
-        self.engine.tell(Submitted(sequence_of(request, 0, keys, ())))
+        self.engine.tell(ev.Submitted(sequence_of(request, 0, keys, ())))
 
     def _spoke(self, sequence: Sequence) -> None:
         self.outstanding[sequence.request.request_id].first_s = self._events.now
