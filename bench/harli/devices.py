@@ -34,7 +34,7 @@ _JOIN_S = 0.002
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A model that serves and one that trains, on a GPU. devices: the first is divided over so many. part: of the
-    memory that inference has; 1: it has what it needs, training the rest."""
+    memory that inference has; 1: it has what it needs, training the rest. steep: see `SharedGpu`; 0: the GPU's."""
 
     gpu: str
     serves: str
@@ -42,6 +42,13 @@ class Pair:
     examples: int = PAPER_EXAMPLES
     devices: int = 1
     part: float = 1.0
+    steep: float = 0.0
+
+    @property
+    def shared(self) -> SharedGpu:
+        """The GPU."""
+        gpu = GPUS[self.gpu]
+        return replace(gpu, steep=self.steep) if self.steep else gpu
 
     @property
     def work(self) -> TrainWork:
@@ -60,7 +67,7 @@ class Pair:
         return self._kind(0.0)
 
     def _kind(self, fixed_bytes: float) -> HarvestedKind:
-        shape, gpu = MODELS[self.serves], GPUS[self.gpu]
+        shape, gpu = MODELS[self.serves], self.shared
         join_s = _JOIN_S if self.devices > 1 else 0.0
         mine = gpu.device.memory_bytes * USABLE * self.part
         kind = HarvestedKind(
@@ -73,7 +80,7 @@ class Pair:
 
     def training(self, all_here: bool = False) -> Training:
         """A trainer at its beginning. all_here: no window."""
-        work, gpu = self.work, GPUS[self.gpu]
+        work, gpu = self.work, self.shared
         if all_here:
             return Training(work, None, 0.0)
         return Training(work, self._window(work), work.layer_bytes / gpu.copy_bytes_per_s)
@@ -85,4 +92,4 @@ class Pair:
     @property
     def static_layers_bytes(self) -> float:
         """Memory of frozen layers where memory is divided: the rest, less what stays."""
-        return GPUS[self.gpu].device.memory_bytes * USABLE * (1 - self.part) - self.work.fixed_bytes
+        return self.shared.device.memory_bytes * USABLE * (1 - self.part) - self.work.fixed_bytes

@@ -119,6 +119,20 @@ def figure_tp(bench: Bench) -> dict[str, Any]:
     }
 
 
+def figure_steep(bench: Bench) -> dict[str, Any]:
+    """How much the gain depends on the part of the memory's rate that few SMs reach, an assumption."""
+    requests, cells = bench.requests(_JUDGED), list[Cell]()
+    for steep in (0.05, 0.1, 0.2, 0.4, 0.8):
+        pair = Pair("Ada6000", "Llama", "Llama", steep=steep)
+        about = {"steep": steep, "reached": [pair.shared.reached(part) for part in (0.1, 0.3)]}
+        cells += [functools.partial(_with, about, pair, arm, requests, bench.seed) for arm in ARMS]
+    return {"rows": bench.pool(cells)}
+
+
+def _with(about: dict[str, Any], pair: Pair, arm: str, requests: Sequence[TraceRequest], seed: int) -> dict[str, Any]:
+    return about | run(pair, arm, requests, seed)
+
+
 FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "8": figure_8,
     "9": figure_9,
@@ -127,4 +141,5 @@ FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "12": figure_12,
     "13": figure_13,  # and 14
     "tp": figure_tp,
+    "steep": figure_steep,
 }

@@ -68,6 +68,12 @@ def test_every_pair_fits_its_gpu_with_training_in_each_system(gpu: str, models: 
     assert whole.kind.kv_bytes > pair.kind.kv_bytes, "half of the weights"
 
 
+def test_a_gpu_whose_sms_read_less_is_that_gpu_otherwise() -> None:
+    made = Pair("A100", "Llama", "Qwen", steep=0.8).shared
+    assert made.steep == 0.8 and made.device == GPUS["A100"].device
+    assert made.reached(0.1) < GPUS["A100"].reached(0.1)
+
+
 def test_the_paper_s_45_splits_are_measured_and_each_share_alone() -> None:
     assert len(splits(10)) == 45
     seen = {(m.infer, m.training) for m in measured(PAIR, 1)}
