@@ -81,17 +81,14 @@ class Window:
 
     def resize(self, free: int, reserve: int) -> list[int]:
         """Inference has changed what it holds. free: granules that nobody has, and this window's. Returns the layers
-        that must leave at once; a copy under way that does not fit is among them."""
+        that must leave at once, the one used latest first; the copy under way may be among them."""
         self.size = window_layers(free, reserve, self.layer_granules, self.layers)
-        left = []
-        if self.coming is not None and len(self.here) + 1 > self.size:
-            left.append(self.coming)
+        held = self.here | ({self.coming} if self.coming is not None else set())
+        order = [*leaving(held, self.at, self.forward, self.layers), self.at]
+        left = [layer for layer in order if layer in held][: max(len(held) - self.size, 0)]
+        self.here.difference_update(left)
+        if self.coming in left:
             self.coming = None
-        order = [*leaving(self.here, self.at, self.forward, self.layers), self.at]
-        for layer in order:
-            if len(self.here) > self.size:
-                self.here.discard(layer)
-                left.append(layer)
         return left
 
     def compute(self, layer: int, forward: bool) -> None:
