@@ -23,9 +23,9 @@ from loadtest.simulate.stretch import Stretch
 from loadtest.simulate.token_gaps import TokenGaps
 from loadtest.simulate.training import Training
 from loadtest.simulate.turns import coarse, sequence_of, slabs
+from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.engine_core import EngineCore
-from worker.core.events import Submitted
 from worker.core.harvest import Split
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
@@ -182,7 +182,7 @@ class HarvestedGpu:
             raise ValueError(f"{request.request_id} does not fit the KV of {self.kind.gpu.device.name}")
         keys = [f"{request.request_id} {chunk}".encode().ljust(32, b"\0") for chunk in range(chunks)]
         self.outstanding[request.request_id] = request
-        self.engine.tell(Submitted(sequence_of(request, 0, keys, ())))
+        self.engine.tell(ev.Submitted(sequence_of(request, 0, keys, ())))
 
     def _spoke(self, sequence: Sequence) -> None:
         self.outstanding[sequence.request.request_id].first_s = self._events.now
@@ -237,6 +237,12 @@ class HarvestedGpu:
             self._run(self.splitting.rest(at), until - at, 0, 0)
             self._until_s = until
         self._until_s = max(self._until_s, now)
+
+    def compute(self, split: Split, running: int, tokens: int) -> tuple[float, float]:
+        """A step of such sequences, without a request: its seconds, and tokens trained meanwhile."""
+        before = self.training.tokens if self.training is not None else 0.0
+        seconds = self._run(split, math.inf, running, tokens)
+        return seconds, self.training.tokens - before if self.training is not None else 0.0
 
     def _run(self, split: Split, limit_s: float, running: int, tokens: int) -> float:
         """Compute a step of so many sequences, and training beside it; without any, training for `limit_s`. Returns the

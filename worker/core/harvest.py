@@ -1,7 +1,8 @@
 """Which part of a device trains while it serves, step by step (HARLI, sections 5.2.3 and 6.2).
 
-Before each step: the split whose predicted latency is closest below the target, plus a margin; that leaves training the
-most memory bandwidth. Where training's speed was measured for each split, the one with the most. None: training pauses.
+Before each step: the split whose predicted latency is closest below the target, with a margin; that leaves training the
+most memory bandwidth. Of those that are as close, the one with most units for training. Where training's speed was
+measured for each split, the quickest that is in time. None is: training pauses.
 
 - A split that holds is kept for `HOLD_S`; one that would be late is left at once.
 - Training that has no work gives all units back. Serving that has had no step for `IDLE_S` gives all but one.
@@ -30,8 +31,6 @@ IDLE_S = 0.05
 LATE, _WINDOW, _LEAST_STEPS = 0.01, 1000, 200
 #: Time until training may have a unit more again after steps were late: at first, and at most.
 RETRY_S, _MOST_RETRY_S = 10.0, 320.0
-#: Latencies that differ by less than this part of the target count as equal: the split with more training is chosen.
-_EQUAL = 0.01
 #: Time over which `spare` is a mean.
 _SPARE_S = 60.0
 
@@ -54,18 +53,21 @@ def choose(
 ) -> Split | None:
     """The split for a step; None: training must pause. tokens: context of all sequences. target_s: infinite for none.
     margin: predictions may be so much too short; None: `predictor.margin`."""
-    factor = 1 + (predictor.margin if margin is None else margin)
+    may_err = predictor.margin if margin is None else margin
     rates = {(p.infer, p.training): p.trained_tokens_s for p in predictor.fit.pairs}
-    able = []
+    able = dict[Split, float]()
     for split in splits:
-        latency_s = factor * predictor.latency_s(*split, batch, tokens, prefill_tokens)
+        latency_s = (1 + may_err) * predictor.latency_s(*split, batch, tokens, prefill_tokens)
         if latency_s <= target_s:
-            able.append((split, int(latency_s / target_s / _EQUAL)))
+            able[split] = latency_s
     if not able:
         return None
-    if all(rates[split] for split, _ in able):
-        return max(able, key=lambda each: (rates[each[0]], each[1], -each[0].infer))[0]
-    return max(able, key=lambda each: (each[1], each[0].training, -each[0].infer))[0]
+    if all(rates[split] for split in able):
+        return max(able, key=lambda split: (rates[split], able[split], -split.infer))
+    # What differs by less than predictions may be off is equal: training gets more. Without a target, all is.
+    least_s = max(able.values()) / (1 + may_err) if math.isfinite(target_s) else 0.0
+    closest = [split for split, latency_s in able.items() if latency_s >= least_s]
+    return max(closest, key=lambda split: (split.training, able[split]))
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """Predicts a step's duration by split, batch and context (HARLI, section 5). Decides nothing.
 
 The fits are measured (`contracts.corun`, `worker.core.fit_steps`). What has changed since (clocks, other load, another
-trainer) is learned from the steps themselves: one factor each for steps alone, steps beside training and prompts, as
-`worker.core.pace` learns its pace. `margin` says how much longer than predicted nearly every step beside training may
-be; the choice of a split leaves it (`worker.core.harvest`).
+trainer) is learned from the steps themselves, as `worker.core.pace` learns its pace: one factor each for steps alone,
+steps beside training and prompts, and one for each split, whose fit may be off. `margin` says how much longer than
+predicted nearly every step beside training may be; the choice of a split leaves it (`worker.core.harvest`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import math
 
 from contracts.corun import CorunFit, StepFit
 
-#: Weight of a step in a factor; the most that one step counts, and that a factor may become, and their inverses.
-_WEIGHT, _MOST_ERROR, _MOST_FACTOR = 0.05, 2.0, 3.0
+#: Weight of a step in a factor; the most that one step counts, and that a factor may become, and that of a split, and
+#: their inverses.
+_WEIGHT, _MOST_ERROR, _MOST_FACTOR, _MOST_OWN = 0.05, 2.0, 3.0, 1.25
 #: The margin at first, its least and greatest value; what a step beyond it adds.
 MARGIN, _LEAST_MARGIN, _MOST_MARGIN, _BEYOND = 0.03, 0.01, 0.3, 0.01
 #: Part of the steps beside training that may take longer than predicted plus the margin.
@@ -31,6 +32,8 @@ class Predictor:
         self.margin = MARGIN
         #: (infer, training) -> step, factor, seconds of a prompt's token.
         self._of: dict[tuple[int, int], tuple[StepFit, float, float]] = {}
+        #: Measured over predicted by the rest, of each split with training.
+        self._own = {(pair.infer, pair.training): 1.0 for pair in fit.pairs}
         alone = {solo.share: solo for solo in fit.solo}
         for solo in fit.solo:
             self._of[solo.share, 0] = (solo.step, 1.0, solo.prefill_token_s)
@@ -56,7 +59,7 @@ class Predictor:
             raise ValueError(
                 f"no fit for {infer} + {training} of {self.fit.shares} units; measure with `upbeat profile --corun`"
             ) from None
-        learned = self.corun if training else self.alone
+        learned = self.corun * self._own[infer, training] if training else self.alone
         seconds = learned * factor * step.seconds(batch, tokens)
         if prefill_tokens:
             seconds += learned * self.prompts * prefill_token_s * prefill_tokens
@@ -75,6 +78,7 @@ class Predictor:
             self.prompts = _bounded(self.prompts * counted ** (_WEIGHT * part))
         elif training:
             self.corun = _bounded(self.corun * counted**_WEIGHT)
+            self._own[infer, training] = _bounded(self._own[infer, training] * counted**_WEIGHT, _MOST_OWN)
             beyond = error > 1 + self.margin
             self.margin += _BEYOND * (1 - _EXCEED) if beyond else -_BEYOND * _EXCEED
             self.margin = min(max(self.margin, _LEAST_MARGIN), _MOST_MARGIN)
@@ -86,8 +90,9 @@ class Predictor:
         """Raise AssertionError when a bound is broken."""
         for factor in (self.alone, self.corun, self.prompts):
             assert math.isfinite(factor) and 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR
+        assert all(1 / _MOST_OWN <= own <= _MOST_OWN for own in self._own.values())
         assert _LEAST_MARGIN <= self.margin <= _MOST_MARGIN
 
 
-def _bounded(factor: float) -> float:
-    return min(max(factor, 1 / _MOST_FACTOR), _MOST_FACTOR)
+def _bounded(factor: float, most: float = _MOST_FACTOR) -> float:
+    return min(max(factor, 1 / most), most)

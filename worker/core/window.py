@@ -85,18 +85,15 @@ class Window:
         return self.fit(window_layers(free, reserve, self.layer_granules, self.layers))
 
     def fit(self, size: int) -> list[int]:
-        """The window has so many layers now. Returns the layers that must leave at once; a copy under way that does not
-        fit is among them."""
+        """The window has room for so many layers now. Returns those that must leave at once, the one used latest first;
+        the copy under way may be among them."""
         self.size = min(size, self.layers)
-        left = []
-        if self.coming is not None and len(self.here) + 1 > self.size:
-            left.append(self.coming)
+        held = self.here | ({self.coming} if self.coming is not None else set())
+        order = [*leaving(held, self.at, self.forward, self.layers), self.at]
+        left = [layer for layer in order if layer in held][: max(len(held) - self.size, 0)]
+        self.here.difference_update(left)
+        if self.coming in left:
             self.coming = None
-        order = [*leaving(self.here, self.at, self.forward, self.layers), self.at]
-        for layer in order:
-            if len(self.here) > self.size:
-                self.here.discard(layer)
-                left.append(layer)
         return left
 
     def compute(self, layer: int, forward: bool) -> None:
