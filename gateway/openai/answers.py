@@ -127,6 +127,43 @@ _FLEET = _object(
         )
     ),
 )
+_FILE = _object(
+    id=_TEXT,
+    object=_one("file"),
+    bytes=_COUNT,
+    created_at=_COUNT,
+    filename=_TEXT,
+    purpose=_TEXT,
+    status=_TEXT,
+)
+_OPTIONAL_COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
+_JOB = _object(
+    id=_TEXT,
+    object=_one("fine_tuning.job"),
+    created_at=_COUNT,
+    finished_at=_OPTIONAL_COUNT,
+    model=_TEXT,
+    fine_tuned_model=_OPTIONAL_TEXT,
+    status={"enum": ["queued", "running", "succeeded", "failed", "cancelled"]},
+    error=_ANYTHING,
+    hyperparameters=_FREE,
+    training_file=_TEXT,
+    validation_file=_OPTIONAL_TEXT,
+    result_files=_list(_TEXT),
+    trained_tokens=_OPTIONAL_COUNT,
+    seed=_COUNT,
+    metadata=_ANYTHING,
+)
+_EVENT = _object(
+    id=_TEXT,
+    object=_one("fine_tuning.job.event"),
+    created_at=_COUNT,
+    level={"enum": ["info", "warn", "error"]},
+    message=_TEXT,
+)
+_CHECKPOINT = _object(
+    id=_TEXT, object=_one("fine_tuning.job.checkpoint"), created_at=_COUNT, step_number=_COUNT, metrics=_FREE
+)
 _READY = _object(
     status={"enum": ["ready", "not ready"]}, missing=_list(_TEXT), nodes_serving=_COUNT, nodes_expected=_COUNT
 )
@@ -155,6 +192,16 @@ ANSWERS: dict[tuple[str, str], Schema] = {
     ("get", "/v1/workflows/{name}"): _WORKFLOW,
     ("put", "/v1/workflows/{name}"): _WORKFLOW,
     ("delete", "/v1/workflows/{name}"): _FORGOTTEN,
+    ("post", "/v1/files"): _FILE,
+    ("get", "/v1/files"): _listing(_FILE),
+    ("get", "/v1/files/{file_id}"): _FILE,
+    ("delete", "/v1/files/{file_id}"): _object(id=_TEXT, object=_one("file"), deleted=_TRUTH),
+    ("post", "/v1/fine_tuning/jobs"): _JOB,
+    ("get", "/v1/fine_tuning/jobs"): _listing(_JOB),
+    ("get", "/v1/fine_tuning/jobs/{job_id}"): _JOB,
+    ("post", "/v1/fine_tuning/jobs/{job_id}/cancel"): _JOB,
+    ("get", "/v1/fine_tuning/jobs/{job_id}/events"): _listing(_EVENT),
+    ("get", "/v1/fine_tuning/jobs/{job_id}/checkpoints"): _listing(_CHECKPOINT),
     ("get", "/v1/fleet"): _FLEET,
     ("get", "/health"): _object(status=_one("ok")),
     ("get", "/ready"): _READY,
@@ -168,6 +215,7 @@ TEXTS: dict[tuple[str, str], str] = {
     ("post", "/v1/messages"): "text/event-stream",
     ("get", "/v1/sessions/{session_id}/events"): "text/event-stream",
     ("get", "/metrics"): "text/plain",
+    ("get", "/v1/files/{file_id}/content"): "application/octet-stream",
 }
 _HEADER_ID: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9_-][A-Za-z0-9._:-]{0,127}$"}
 _TIMING: Schema = {"type": "string", "description": "1: the end of a stream says where its time went, in a comment"}
@@ -188,6 +236,19 @@ PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
     ("post", "/tokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("post", "/detokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],
+    ("get", "/v1/files"): [
+        ("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000}),
+        ("query", "order", {"enum": ["desc", "asc"]}),
+        ("query", "after", _TEXT),
+        ("query", "purpose", _TEXT),
+    ],
+    **{
+        ("get", f"/v1/fine_tuning/jobs{tail}"): [
+            ("query", "limit", {"type": "integer", "minimum": 1, "maximum": 100}),
+            ("query", "after", _TEXT),
+        ]
+        for tail in ("", "/{job_id}/events", "/{job_id}/checkpoints")
+    },
     ("get", "/v1/fleet"): [("query", "metrics", {"enum": ["true", "false"]})],
     ("get", "/ready"): [
         ("query", "all", {"enum": ["1", "true", "0", "false"], "description": "1: whether every node serves"})

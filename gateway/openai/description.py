@@ -36,7 +36,7 @@ _ERRORS: dict[int, tuple[str, str, str | None, str]] = {
     "invalid_api_key"),
     403: ("A known key without this right, or a page of another site.", "this route needs a server key", None,
     "forbidden"),
-    404: ("The model, session or workflow does not exist.", "the model 'a' does not exist or you do not have "
+    404: ("The model, session, file or workflow does not exist.", "the model 'a' does not exist or you do not have "
         "access to it", "model",
           "model_not_found"),
     408: ("The body arrived too slowly.", "the body did not arrive in time; send it at once", None, "body_too_slow"),
@@ -120,7 +120,10 @@ def _operation(route: Route, components: dict[str, Any]) -> Schema:
         operation["parameters"] = [
             {"name": name, "in": place, "required": place == "path", "schema": form} for place, name, form in parameters
         ]
-    if route.body:
+    if route.body and route.form:
+        described = {"multipart/form-data": {"schema": route.body}}
+        operation["requestBody"] = {"required": True, "content": described}
+    elif route.body:
         described = _json(_placed(route.body, components))
         described["application/json"]["examples"] = {name: {"value": value} for name, value in route.examples}
         operation["requestBody"] = {"required": True, "content": described}

@@ -9,12 +9,15 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from gateway.core.spellings import ROOTS
+from gateway.core.uploads import PURPOSE
+from gateway.finetune.requests import JobRequest
 from gateway.openai.bodies import ADVISORY, BATCH, CLIENT_SECRET, INVALIDATION, WORKFLOW, Schema
 from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
 from gateway.openai.token_requests import Detokenize, TokenizeMessages, TokenizePrompt
 
 GENERATE, TOKENS, HINTS, SESSIONS, WORKFLOWS, SERVER = "Generate", "Tokens", "Hints", "Sessions", "Workflows", "Server"
+FINE_TUNING = "Fine-tuning"
 #: In the order of the documentation.
 TAGS: Final = {
     GENERATE: "Chats and completions in OpenAI's format.",
@@ -23,13 +26,15 @@ TAGS: Final = {
     "*advisory* in names.",
     SESSIONS: "Where conversations are cached, and how to erase them. For server keys.",
     WORKFLOWS: "Call graphs of agents, from which Upbeat derives hints. For server keys.",
+    FINE_TUNING: "Train adapters of served models beside serving. OpenAI's format. For server keys.",
     SERVER: "Health, load and version.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. examples: valid bodies by title. errors: statuses beside those of every route. open: needs no key."""
+    """One route. examples: valid bodies by title. errors: statuses beside those of every route. open: needs no key.
+    form: the body is a form (multipart/form-data), without examples."""
 
     method: str
     path: str
@@ -40,6 +45,7 @@ class Route:
     errors: tuple[int, ...] = ()
     open: bool = False
     more: str = ""
+    form: bool = False
 
 
 _TEXT_ERRORS = (400, 404, 408, 413, 415, 429, 503)
@@ -77,6 +83,17 @@ def _open(*required: str) -> Schema:
     }
 
 
+_UPLOAD: Schema = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+    "properties": {
+        "file": {"type": "string", "format": "binary", "description": "JSONL: `messages` or `text` a line"},
+        "purpose": {"enum": [PURPOSE]},
+    },
+}
+_TUNING = {"training_file": "file-0123456789abcdef0123456789abcdef", "suffix": "support"}
+_TUNED = {"method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}}
 _OF_ENGINES = (
     "For models whose engine is vLLM; a request for another model is a 400. Every field of vLLM's route passes, except "
     "for those that the gateway answers for (docs/api.md)."
@@ -203,6 +220,34 @@ def routes(model: str) -> list[Route]:
         Route(
             "delete", "/v1/workflows/{name}", WORKFLOWS, "Delete a workflow and what was learned of it.",
             errors=(400, 403, 404),
+        ),
+        Route(
+            "post", "/v1/files", FINE_TUNING, "Upload a file of training data.", _UPLOAD,
+            errors=(*_BODY_ERRORS, 403, 408, 503), form=True,
+            more="`expires_after` and other purposes are refused.",
+        ),
+        Route("get", "/v1/files", FINE_TUNING, "List this tenant's files.", errors=(400, 403)),
+        Route("get", "/v1/files/{file_id}", FINE_TUNING, "One file.", errors=(403, 404)),
+        Route("get", "/v1/files/{file_id}/content", FINE_TUNING, "A file's content.", errors=(403, 404)),
+        Route("delete", "/v1/files/{file_id}", FINE_TUNING, "Delete a file.", errors=(403, 404)),
+        Route(
+            "post", "/v1/fine_tuning/jobs", FINE_TUNING, "Check the data and start a fine-tuning job.",
+            JobRequest.model_json_schema(),
+            (("A job", named | _TUNING), ("Settings of one's own", named | _TUNING | _TUNED | {"seed": 7})),
+            (*_BODY_ERRORS, 403, 404, 429, 503),
+        ),
+        Route("get", "/v1/fine_tuning/jobs", FINE_TUNING, "List this tenant's jobs.", errors=(400, 403, 503)),
+        Route("get", "/v1/fine_tuning/jobs/{job_id}", FINE_TUNING, "One job.", errors=(403, 404, 503)),
+        Route(
+            "post", "/v1/fine_tuning/jobs/{job_id}/cancel", FINE_TUNING, "Cancel a job.", errors=(400, 403, 404, 503),
+        ),
+        Route(
+            "get", "/v1/fine_tuning/jobs/{job_id}/events", FINE_TUNING, "A job's latest events.",
+            errors=(400, 403, 404, 503),
+        ),
+        Route(
+            "get", "/v1/fine_tuning/jobs/{job_id}/checkpoints", FINE_TUNING, "A job's latest checkpoints.",
+            errors=(400, 403, 404, 503),
         ),
         Route(
             "get", "/v1/fleet", SERVER, "The nodes and their load; with `?metrics=true` also their samples.",

@@ -19,6 +19,8 @@ from schemathesis import GenerationMode
 
 from gateway.core.relay_bodies import STORED, TAKEN_OUT
 from gateway.core.spellings import FIELDS, FINAL, HEADERS, PRIORITY, THREADS
+from gateway.core.uploads import PURPOSE
+from gateway.finetune.requests import Hyperparameters, JobRequest
 from gateway.openai.description import openapi
 from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
@@ -172,6 +174,20 @@ ANTHROPIC: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
     "max_tokens": 2,
 }
+TUNING: dict[str, Any] = {
+    "model": NAME,
+    "training_file": "file-" + "0" * 32,
+    "validation_file": None,
+    "method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 1, "batch_size": "auto"}}},
+    "seed": 1,
+    "suffix": "hostile",
+    "metadata": {"a": "b"},
+}
+FORMER_TUNING: dict[str, Any] = {
+    "model": NAME,
+    "training_file": "file-" + "f" * 32,
+    "hyperparameters": dict.fromkeys(Hyperparameters.model_fields, "auto"),
+}
 EMBEDDING: dict[str, Any] = {"model": NAME, "input": ["a", "b"]}
 HINTS: dict[str, Any] = {"kv_hints": {"version": 1, "actions": [{"type": "prefetch", "session_id": "a"}]}}
 
@@ -243,6 +259,8 @@ TARGETS = {
     "token": "x"})),
     "client_secrets": Target("POST", "/v1/client_secrets", (SECRET, {"session_prefix": "hostile"})),
     "workflows": Target("PUT", "/v1/workflows/hostile", (GRAPH,)),
+    "fine_tuning": Target("POST", "/v1/fine_tuning/jobs", (TUNING, FORMER_TUNING),
+    tuple((name,) for name in (*JobRequest.model_fields, "integrations"))),
 }  # fmt: skip
 
 
@@ -326,6 +344,8 @@ _ID = st.sampled_from(
 _BARE = ["/v1/sessions", "/v1/sessions/{}", "/v1/sessions/{}/placement", "/v1/sessions/{}/events", "/v1/models",
 "/v1/models/{}",
     "/v1/workflows", "/v1/workflows/{}",
+    "/v1/files", "/v1/files/{}", "/v1/files/{}/content", "/v1/fine_tuning/jobs", "/v1/fine_tuning/jobs/{}",
+    "/v1/fine_tuning/jobs/{}/cancel", "/v1/fine_tuning/jobs/{}/events", "/v1/fine_tuning/jobs/{}/checkpoints",
          "/v1/fleet", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs", "/", "/upbeat.js",
          "/playground/{}",
          "/v1/embeddings", "/tokenize", "/detokenize", "/nowhere/{}"]  # fmt: skip
@@ -375,6 +395,46 @@ def broken(draw: st.DrawFn) -> Case:
     return Case(target.method, target.path, dict(JSON), body)
 
 
+_PART_NAMES = st.sampled_from(
+    ["file", "file", "purpose", "purpose", "expires_after[seconds]", "a", "", "file\0", "é" * 99]
+)
+_PART_VALUES = st.sampled_from(
+    [PURPOSE.encode(), b"batch", b'{"text": "a"}\n', b"", b"\0" * 999, b"--XX", b"\r\n--XX--\r\n", b"x" * 70_000]
+) | st.binary(max_size=99)
+_PART_HEADERS = st.sampled_from(
+    [
+        "",
+        "",
+        "",
+        "Content-Type: application/jsonl\r\n",
+        "Content-Type: multipart/mixed; boundary=YY\r\n",
+        "Content-Transfer-Encoding: base64\r\n",
+        "Content-Encoding: gzip\r\n",
+        "Content-Length: -1\r\n",
+        "X: " + "a" * 9000 + "\r\n",
+        "A: b\r\n" * 300,
+        "no header\r\n",
+        "Content-Disposition: form-data\r\n",
+    ]
+)
+_FILE_NAMES = st.sampled_from(["", "d.jsonl", "../../etc/passwd", "a\0b", "\\..\\x", "é" * 300, "%00", "UTF-8''%ff"])
+
+
+@st.composite
+def forms(draw: st.DrawFn) -> Case:
+    """Uploads: odd parts, names, headers and boundaries."""
+    boundary = draw(st.sampled_from(["XX", "XX", "XX", "", "x" * 71, '"', "YY"]))
+    body = draw(st.sampled_from([b"", b"", b"before\r\n"]))
+    for name, value, headers, file_name in draw(
+        st.lists(st.tuples(_PART_NAMES, _PART_VALUES, _PART_HEADERS, _FILE_NAMES), max_size=10)
+    ):
+        named = f'form-data; name="{name}"' + (f'; filename="{file_name}"' if file_name else "")
+        body += f"--XX\r\nContent-Disposition: {named}\r\n{headers}\r\n".encode() + value + b"\r\n"
+    body += draw(st.sampled_from([b"--XX--\r\n", b"--XX--\r\n", b"--XX--", b"--XX", b"", b"--XX--\r\nafter"]))
+    kind = draw(st.sampled_from(["multipart/form-data", "multipart/form-data", "multipart/mixed", "text/plain"]))
+    return Case("POST", "/v1/files", {"Content-Type": f"{kind}; boundary={boundary}"}, body)
+
+
 def described(label: str, mode: GenerationMode) -> st.SearchStrategy[Case]:
     """What schemathesis makes of the API's own description of one operation."""
     operation = OPERATIONS[label]
@@ -415,9 +475,10 @@ KINDS: dict[str, tuple[int, Callable[[], st.SearchStrategy[Case]]]] = {
     "headers": (6, with_headers),
     "bare": (8, bare),
     "broken": (6, broken),
+    "forms": (6, forms),
     **{
         f"mutated {name}": (3, lambda name=name: mutated(TARGETS[name]))
-        for name in ("tokenize", "detokenize", "advisory", "invalidate", "client_secrets", "workflows")
+        for name in ("tokenize", "detokenize", "advisory", "invalidate", "client_secrets", "workflows", "fine_tuning")
     },  # type: ignore[misc]
     "described": (6, lambda: st.none()),  # type: ignore[arg-type,return-value]
 }

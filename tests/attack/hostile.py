@@ -86,6 +86,20 @@ class Hostile:
         ]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
+    def upload(self, content: bytes, length: int) -> bytes:
+        """The beginning of an upload as bytes on the wire; length: what is said of it."""
+        lines = [
+            "POST /v1/files HTTP/1.1",
+            f"Host: {self.host}",
+            f"Authorization: Bearer {self.key}",
+            "Content-Type: multipart/form-data; boundary=XX",
+            f"Content-Length: {length}",
+            "",
+            "--XX",
+            'Content-Disposition: form-data; name="file"; filename="f"',
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + content
+
     def words(self, count: int) -> str:
         """Text that no cache knows."""
         return " ".join(
@@ -152,6 +166,9 @@ ATTACKS: dict[str, tuple[float, Attack]] = {
     "priority": -1000} for _ in range(64)]}, "/v1/advisory")),
     "plain text": (6, lambda h, http: h.post(http, chat(), **{"Content-Type": "text/plain"})),
     "a foreign host": (6, lambda h, http: h.post(http, chat(), Host="evil.example")),
+    "an upload that rests": (2, lambda h, http: h.hold(h.upload(b"x" * 100_000, 200_000_000))),
+    "a form of nothing": (1, lambda h, http: h.post(http, b"nothing of a form\r\n" * 60_000, "/v1/files",
+    **{"Content-Type": "multipart/form-data; boundary=XX"})),
     "no JSON": (10, lambda h, http: h.post(http, b'{"model": ' + b"[" * h.random.randrange(3000))),
 }  # fmt: skip
 

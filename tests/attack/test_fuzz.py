@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.stack import Stack
-from tests.attack.cases import OPERATIONS, TARGETS
+from tests.attack.cases import KINDS, OPERATIONS, TARGETS
 from tests.attack.world import KEYS, MODEL, SETTINGS, Honest, started
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +69,7 @@ async def attacked(stack: Stack, cases: int, attackers: int, users: int, limit_s
 
 def test_every_route_that_takes_a_body_is_attacked_field_by_field() -> None:
     attacked = {f"{target.method} {target.path}" for target in TARGETS.values()}
+    attacked |= {"POST /v1/files"} if "forms" in KINDS else set()
     described = {label for label in OPERATIONS if OPERATIONS[label].body}
     assert {label.replace("{name}", "hostile") for label in described} <= attacked
 

@@ -33,6 +33,8 @@ from runtime.config_file import load_config
 from runtime.service import Tasks
 
 MODEL = "toy"
+#: The one fine-tuning job that the toy scheduler knows.
+TUNED = "ftjob-0123456789abcdef"
 MAX_PROMPT_CHARS = 2000
 
 
@@ -426,11 +428,37 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
             await asyncio.sleep(60)
         return pb.TurnsTimedReply(attached=len(request.turns))
 
+    async def SubmitFinetune(self, request: pb.FinetuneJob, context: Any) -> pb.Finetune:
+        return pb.Finetune(job=request, progress=pb.FinetuneProgress(id=request.id, state="queued"))
+
+    async def ListFinetunes(self, request: pb.ListFinetunesRequest, context: Any) -> pb.ListFinetunesReply:
+        return pb.ListFinetunesReply(finetunes=[_tuned(request.tenant)], unknown_after=bool(request.after))
+
+    async def GetFinetune(self, request: pb.FinetuneName, context: Any) -> pb.Finetune:
+        if request.id != TUNED:
+            await context.abort(grpc.StatusCode.NOT_FOUND, json.dumps(to_wire(NotFound("no such job", param="id"))))
+        return _tuned(request.tenant)
+
+    CancelFinetune = GetFinetune
+
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)
         return pb.EraseSessionReply(
             known=request.session.session_id == "chat-1", nodes=["node-0"], taken=self.takes_erasures
         )
+
+
+def _tuned(tenant: str) -> pb.Finetune:
+    job = pb.FinetuneJob(id=TUNED, tenant=tenant, model=MODEL, suffix="s", created_s=1.0, note='{"training_file": "f"}')
+    losses = {"loss": 0.5, "validation_loss": float("nan")}
+    return pb.Finetune(
+        job=job,
+        progress=pb.FinetuneProgress(id=TUNED, state="running", step=1, steps=2, tokens=10, tokens_per_s=1.0),
+        started_s=2.0,
+        events=[pb.FinetuneEvent(number=1, at_s=1.0, level="info", message="created")],
+        losses=[pb.FinetuneLoss(step=1, **losses)],
+        checkpoints=[pb.FinetuneCheckpoint(step=1, at_s=3.0, **losses)],
+    )
 
 
 def _residency(session_id: str) -> pb.SessionInfo:

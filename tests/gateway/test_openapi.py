@@ -11,6 +11,7 @@ import jsonschema_rs
 import pytest
 import requests
 import schemathesis
+from gateway_fakes import TUNED
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -133,6 +134,12 @@ async def test_what_goes_well_is_answered_as_described(h: Harness) -> None:
         ("GET", "/v1/workflows", "", None),
         ("DELETE", "/v1/workflows/{name}", "/v1/workflows/w", None),
         ("DELETE", "/v1/sessions/{session_id}", f"/v1/sessions/{SESSION}", None),
+        ("GET", "/v1/files", "", None),
+        ("GET", "/v1/fine_tuning/jobs", "", None),
+        ("GET", "/v1/fine_tuning/jobs/{job_id}", f"/v1/fine_tuning/jobs/{TUNED}", None),
+        ("GET", "/v1/fine_tuning/jobs/{job_id}/events", f"/v1/fine_tuning/jobs/{TUNED}/events", None),
+        ("GET", "/v1/fine_tuning/jobs/{job_id}/checkpoints", f"/v1/fine_tuning/jobs/{TUNED}/checkpoints", None),
+        ("POST", "/v1/fine_tuning/jobs/{job_id}/cancel", f"/v1/fine_tuning/jobs/{TUNED}/cancel", None),
         ("GET", "/v1/fleet", "/v1/fleet?metrics=true", None),
         ("GET", "/health", "", None),
         ("GET", "/ready", "", None),
@@ -149,6 +156,15 @@ async def test_what_goes_well_is_answered_as_described(h: Harness) -> None:
             )
             assert response.status_code in (200, 202), (path, response.text)
             conforms(f"{method} {path}", response)
+        files = {"file": ("d.jsonl", b'{"text": "a"}'), "purpose": (None, "fine-tune")}
+        headers = {"Authorization": f"Bearer {KEY_A}"}
+        url = f"http://127.0.0.1:{h.port}/v1/files"
+        made = requests.post(url, files=files, headers=headers, timeout=30)
+        conforms("POST /v1/files", made)
+        for method, tail in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+            response = requests.request(method, f"{url}/{made.json()['id']}{tail}", headers=headers, timeout=30)
+            assert response.status_code == 200, response.text
+            conforms(f"{method} /v1/files/{{file_id}}{tail}", response)
 
     await asyncio.to_thread(go)
 
@@ -179,7 +195,7 @@ def test_every_example_fits_its_schema() -> None:
         (path, operation["requestBody"]["content"]["application/json"])
         for path, methods in document["paths"].items()
         for operation in methods.values()
-        if "requestBody" in operation
+        if "application/json" in operation.get("requestBody", {}).get("content", {})
     ]
     for path, body in bodies:
         checked = jsonschema_rs.validator_for(body["schema"] | {"components": document["components"]})
