@@ -21,6 +21,7 @@ from runtime.config import Config
 from runtime.registry import registered
 from runtime.service import Tasks
 from scheduler import metrics
+from scheduler.adoptions import Adoptions
 from scheduler.convert import decision_to_wire, hint_from_wire, hop_from_wire
 from scheduler.core.advisories import Hint, in_order
 from scheduler.core.control import Ask, Control, Settings
@@ -68,6 +69,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.workflows = Workflows(self.control.callgraphs, config.data / "workflows", self.clock)
         owns = number == 0
         self.finetunes = FinetuneJobs(self.control.fleet, self.reports, config.data / "finetune", self.clock, owns=owns)
+        self.adoptions = (
+            Adoptions(config, self.finetunes.core, self.control.fleet, self.reports, self.clock) if owns else None
+        )
+        if self.adoptions is not None:
+            rollout = self.adoptions.rollout
+            self.finetunes.clearing = lambda: rollout.clearing
         self._server: grpc.aio.Server | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -107,7 +114,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def _run_finetunes(self) -> None:
         while True:
             await self.clock.sleep(_TICK_S)
-            await self.finetunes.tick(gathering=self.gathering())
+            gathering = self.gathering()
+            if self.adoptions is not None and not gathering:
+                await self.adoptions.tick()
+            await self.finetunes.tick(gathering=gathering)
 
     def gathering(self) -> bool:
         """Whether the scheduler does not know its fleet yet (`core.gathering`)."""

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from contracts.finetune import Job, JobState, Progress
+from scheduler.core.rollout import Adoption
 
 #: Entries that are kept: of events and checkpoints the latest, of losses evenly over the steps.
 MOST_EVENTS, MOST_CHECKPOINTS, MOST_LOSSES = 200, 200, 512
@@ -64,6 +65,8 @@ class Record:
     events: list[Event] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    #: How far its model is served; None: it is not to be, or not yet. Without a name: it cannot be.
+    adoption: Adoption | None = None
     #: The device that failed it last; others come first. Nothing starts it before `not_before_s`.
     avoid: str = ""
     not_before_s: float = float("-inf")
