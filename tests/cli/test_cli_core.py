@@ -118,17 +118,10 @@ def test_a_service_that_asks_to_be_started_again_has_not_failed() -> None:
     assert exits(RestartPolicy(), 1, alive_s=31.0, status=START_AGAIN) == [FIRST_DELAY_S]
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(0, 100),
-            st.one_of(st.integers(-15, 3), st.just(START_AGAIN)),
-            st.sampled_from("ab"),
-            st.booleans(),
-        ),
-        max_size=40,
-    )
-)
+STATUSES = st.one_of(st.integers(-15, 3), st.just(START_AGAIN))
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), STATUSES, st.sampled_from("ab"), st.booleans()), max_size=40))
 def test_any_history_keeps_the_delay_in_its_bounds(history: list[tuple[float, int, str, bool]]) -> None:
     policy = RestartPolicy()
     for alive_s, status, line, served in history:

@@ -1,8 +1,10 @@
-"""A fine-tuning job's model is served beside its base, on every node, and no request fails meanwhile."""
+"""A fine-tuning job's model is served beside its base, on every node, and no request fails meanwhile. One that cannot be
+loaded keeps no node from serving."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ import openai
 import pytest
 
 from loadtest.stack import Stack
+from runtime.adopted_models import adopt
+from runtime.config_file import load_config
 from tests.e2e.chat import Chat, script
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -113,3 +117,18 @@ def test_what_was_trained_is_served_on_every_node_while_a_conversation_goes_on(s
     assert {f"served as {name} on node-{n}" for n in range(2)} <= set(told), told
     words = stack.log.read_text()
     assert words.count("to be started again") == 2 and "ended with status" not in words, words
+
+
+def test_a_model_that_cannot_be_loaded_is_left_out_and_its_base_is_served(tmp_path: Path) -> None:
+    damaged = tmp_path / "merged"
+    shutil.copytree(DEMO, damaged)
+    said = json.loads((damaged / "config.json").read_text())
+    (damaged / "config.json").write_text(json.dumps(said | {"upbeat_adapter": "a" * 64}))
+    (damaged / "model.safetensors").write_bytes(b"no weights")
+    stack = Stack(model=DEMO, nodes=1, directory=tmp_path / "stack", hbm_gib=0.25, dram_gib=0.1)
+    adopt(load_config(None, {"model": str(DEMO), "data": stack.data}), "upbeat-demo:bad", "upbeat-demo", damaged)
+    with stack:
+        assert Chat(stack.url, "s", max_tokens=4).say("Hello.").text
+        assert shown(stack, "upbeat-demo") and not shown(stack, "upbeat-demo:bad")
+        words = stack.log.read_text()
+        assert words.count("to be started again") == 1 and "ended with status" not in words
