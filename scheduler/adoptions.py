@@ -90,7 +90,9 @@ def _seat(device: Device, now: float, trains: bool) -> Seat:
         frozenset(model.name for model in device.models if model.wire is ModelWire.FRAMES),
         device.instance,
         serving=device.state(now) == "serving",
-        away_s=0.0 if device.worker_here else now - device.left_s,
+        away_s=0.0
+        if device.worker_here
+        else now - max(device.left_s, now if device.known_s is None else device.known_s),
         requests=len(device.outstanding),
         trains=trains,
         left_out=device.left_out,

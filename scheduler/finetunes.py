@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contracts.errors import NotFound, Unavailable
+from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.finetune import Job, Progress
 from contracts.finetune_wire import job_from_wire, job_to_wire, progress_from_wire, progress_to_wire
 from contracts.models import ModelWire
@@ -128,6 +128,10 @@ class FinetuneJobs:
             known = self.core.check(job, self._hosts())
             if known is not None:
                 return record_to_wire(known)
+            if job.register and job.fine_tuned_model in self._fleet.registered:
+                raise InvalidRequest(
+                    f"suffix: there is a model {job.fine_tuned_model} already; give another one", param="suffix"
+                )
             # A caller that leaves now must not leave a file without its job.
             return record_to_wire(await asyncio.shield(asyncio.ensure_future(self._take(job))))
 

@@ -67,7 +67,8 @@ class Adopting:
     ) -> None:
         if self._adopts and isinstance(error, Exception):
             log.error("cannot load the adopted models; starting with fewer", error=str(error), exc_info=error)
-            if self._write(_Tried(self._tried.stage + 1, 0, f"the worker cannot load it: {error}"[:500])):
+            why = f"the worker cannot load it: {error}"[:500].encode(errors="replace").decode()
+            if self._write(_Tried(self._tried.stage + 1, 0, why)):
                 raise StartWithFewer from error
         elif not isinstance(error, Exception):  # also of a process that is stopped meanwhile
             with contextlib.suppress(OSError):

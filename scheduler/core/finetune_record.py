@@ -91,6 +91,12 @@ class Record:
         """Whether it belongs on its device."""
         return bool(self.device) and not self.leaving and not self.ended
 
+    @property
+    def serves(self) -> bool:
+        """Whether its model is served, or will be."""
+        succeeded = self.job.register and self.state is JobState.SUCCEEDED
+        return succeeded and (self.adoption is None or bool(self.adoption.name))
+
     def note(self, at_s: float, message: str, level: str = "info") -> None:
         """An event. at_s: since the epoch."""
         number = self.events[-1].number + 1 if self.events else 1

@@ -111,7 +111,7 @@ class Finetunes:
             return known
         self._check_trains(job.model, hosts)
         open_ = [r for r in self.records.values() if not r.ended or r.device]
-        served = [r for r in self.records.values() if r.job.register and (not r.ended or r.state is JobState.SUCCEEDED)]
+        served = [r for r in self.records.values() if r.serves or (r.job.register and not r.ended)]
         if any(r.job.out == job.out for r in [*open_, *served]):
             raise InvalidRequest(f"out = {job.out!r}: another job writes there; give another directory", param="out")
         if job.register and any(r.job.fine_tuned_model == job.fine_tuned_model for r in served):
@@ -373,8 +373,8 @@ class Finetunes:
         return self._trainers.setdefault(device, _Trainer())
 
     def _forget_old(self, tenant: str) -> None:
-        """Forget a tenant's oldest ended jobs beyond `MOST_ENDED`."""
-        ended = [r for r in self.listed() if r.job.tenant == tenant and r.ended and not r.device]
+        """Forget a tenant's oldest ended jobs beyond `MOST_ENDED`, but none whose model is served."""
+        ended = [r for r in self.listed() if r.job.tenant == tenant and r.ended and not r.device and not r.serves]
         for record in ended[MOST_ENDED:]:
             del self.records[record.job.id]
             self.changed.add(record.job.id)

@@ -2,7 +2,8 @@
 
 Rules:
 1. One device at a time, and the next one only when the last is back. One that stays away stops the rollout.
-2. Only when all other devices with the base model serve; one that has been away for `AWAY_S` does not count.
+2. Only when all other devices with the base model serve, or not known models; one that has been away for `AWAY_S` does
+   not count.
 3. A device that alone serves some model waits for a moment without requests (`QUIET_S`), at most for `WAIT_S`.
 4. A device that trains gives its job away first, within `CLEAR_S`.
 5. A device is started again for a model once. If it comes back without it, the model's events say why.
@@ -31,9 +32,9 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A device now. models: that it serves with our engine. instance: of its worker. away_s: since its worker left; 0:
-    it is here. requests: that are outstanding. trains: it has a job. left_out: adopted models that its worker could not
-    start with, and why."""
+    """A device now. models: that our engine serves; empty: not known. instance: of its worker. away_s: since its
+    worker left; 0: it is here. requests: that are outstanding. trains: it has a job. left_out: adopted models that its
+    worker could not start with, and why."""
 
     models: frozenset[str]
     instance: str
@@ -104,6 +105,7 @@ class Rollout:
             if seat.trains and now - current.since_s < CLEAR_S:
                 return [], told
             if not self._may(current.device, adoptions, seats, now):
+                self._current = None
                 return [], told
             lacked = _lacked(current.device, seat, adoptions)
             current.adoptions = tuple(adoption.name for adoption in lacked)
@@ -146,7 +148,8 @@ class Rollout:
         """Rules 2 and 3."""
         bases = {adoption.base for adoption in _lacked(device, seats[device], adoptions)}
         others = [seat for name, seat in seats.items() if name != device]
-        if not bases or any(not s.serving and s.away_s < AWAY_S and bases & s.models for s in others):
+        away = [seat for seat in others if not seat.serving and seat.away_s < AWAY_S]
+        if not bases or any(bases & seat.models or not seat.models for seat in away):
             return False
         if seats[device].models <= frozenset[str]().union(*(seat.models for seat in others if seat.serving)):
             return True

@@ -1,5 +1,5 @@
-"""A fine-tuning job's model is served beside its base, on every node, and no request fails meanwhile. One that cannot be
-loaded keeps no node from serving."""
+"""A fine-tuning job's model is served beside its base, on every node, and no request fails meanwhile. One that cannot
+be loaded keeps no node from serving."""
 
 from __future__ import annotations
 

@@ -95,6 +95,24 @@ def test_nothing_is_started_again_while_another_device_with_the_base_is_away_unl
     assert s.asked() == ["a"]
 
 
+def test_a_device_whose_models_are_not_known_may_serve_the_base_when_it_comes() -> None:
+    s = Scene("a", "b")
+    s.seats["b"] = Seat(frozenset(), "", serving=False, away_s=1.0)
+    assert s.tick() == [] == s.tick(WAIT_S + 1)
+    s.comes("b", "other")
+    assert s.asked() == ["a"], "it has waited for long"
+
+
+def test_a_device_that_waits_for_its_job_to_leave_may_train_again_when_another_one_fails() -> None:
+    s = Scene("a", "b")
+    for name in "ab":
+        s.set(name, trains=True)
+    assert s.tick() == [] and s.rollout.clearing == "a"
+    s.goes("b")
+    s.set("a", trains=False)
+    assert s.tick() == [] and s.rollout.clearing == ""
+
+
 def test_the_only_device_waits_for_a_quiet_moment() -> None:
     s = Scene("a")
     s.set("a", requests=1)
