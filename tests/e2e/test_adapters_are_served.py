@@ -25,7 +25,7 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 ASKED = "What does the harbour sell?"
 LESSON = {"messages": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": "Ropes and lamps."}]}
 #: Of training beside others, and of one restart after the other, on a busy machine.
-PATIENCE_S = 400.0
+LONGEST_S = 400.0
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,14 @@ def events(client: openai.OpenAI, job_id: str) -> list[str]:
 def test_what_was_trained_is_served_on_every_node_while_a_conversation_goes_on(stack: Stack) -> None:
     client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120)
     with Talking(stack.url) as talking:
-        job_id, until = trained(client), time.monotonic() + PATIENCE_S
+        job_id, until = trained(client), time.monotonic() + LONGEST_S
         while (job := client.fine_tuning.jobs.retrieve(job_id)).status not in ("succeeded", "failed"):
             assert time.monotonic() < until, (job.status, events(client, job_id), stack.last_words())
             time.sleep(1)
         assert job.status == "succeeded", events(client, job_id)
         name = job.fine_tuned_model
         assert name is not None and name.startswith("upbeat-demo:harbour-")
-        before, until = talking.answers, time.monotonic() + PATIENCE_S
+        before, until = talking.answers, time.monotonic() + LONGEST_S
         while len(shown(stack, name)) < 2:
             assert time.monotonic() < until, (events(client, job_id), stack.last_words())
             time.sleep(0.5)

@@ -36,7 +36,7 @@ async def test_a_service_that_is_to_be_started_again_drains_and_says_so() -> Non
     assert played.life == ["start", "drain", "stop"]
 
 
-async def test_a_failed_task_comes_before_the_wish_to_be_started_again() -> None:
+async def test_a_service_whose_task_failed_has_failed_even_when_it_is_to_be_started_again() -> None:
     played, tasks = Played(), Tasks()
     tasks.start_again.set()
     tasks.fail(RuntimeError("broken"))
