@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, NotFound, Unavailable
 from contracts.finetune import JobState
 from contracts.models import ModelWire
 from contracts.v1 import scheduler_pb2
 from runtime import telemetry
-from runtime.adopted_models import adopt, adopted
+from runtime.adopted_models import adopt, adopted, remove
 from runtime.clock import Clock
 from runtime.config import Config
 from runtime.registry import registered
@@ -48,17 +48,37 @@ class Adoptions:
             self._read_s = now
             self._names = frozenset(await asyncio.to_thread(adopted, self._config))
             self._fleet.registered = frozenset(registered(self._config)) | self._names
-        records = {
-            r.adoption.name: r for r in self._core.records.values() if r.adoption and r.adoption.name in self._names
-        }
-        wanted = [r.adoption for r in records.values() if r.adoption is not None]
+        records = [r for r in self._core.records.values() if r.adoption is not None and self._counts(r.adoption)]
+        records.sort(
+            key=lambda r: r.adoption is None or not r.adoption.gone
+        )  # a later one of the name hears the events
+        named = {r.adoption.name: r for r in records if r.adoption is not None}
+        wanted = [r.adoption for r in records if r.adoption is not None]
         commands, told = self.rollout.tick(wanted, self._seats(), now) if wanted or self.rollout.clearing else ([], [])
         for event in told:
-            self._core.note(records[event.name], event.message, self._clock.now(), event.level)
+            self._core.note(named[event.name], event.message, self._clock.now(), event.level)
             log.info("an adopted model", model=event.name, told=event.message)
         for command in commands:
             restart = scheduler_pb2.RestartWorker(instance=command.instance)
             self._reports.command_worker(command.device, scheduler_pb2.WorkerCommand(restart=restart))
+
+    def _counts(self, adoption: Adoption) -> bool:
+        return bool(adoption.name) and (adoption.gone or adoption.name in self._names)
+
+    async def remove(self, tenant: str, name: str) -> None:
+        """Stop serving a model. tenant: whose it must be; empty: anyone's. Raises NotFound and Unavailable."""
+        found = [r for r in self._core.records.values() if r.serves and r.adoption and r.adoption.name == name]
+        record = next((r for r in found if tenant in ("", r.job.tenant)), None)
+        if record is None or record.adoption is None:
+            raise NotFound(f"there is no model {name[:80]!r} that a fine-tuning job made", param="model")
+        try:
+            await asyncio.to_thread(remove, self._config, name)
+        except OSError as e:
+            raise Unavailable(f"the model's file cannot be removed: {e.strerror or e}; try again") from None
+        record.adoption.remove()
+        self._names -= {name}
+        self._fleet.registered -= {name}
+        self._core.note(record, f"{name} is removed", self._clock.now())
 
     async def _adopt(self, record: Record) -> None:
         job, now = record.job, self._clock.now()

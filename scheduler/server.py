@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from contracts.convert import session_from_wire
-from contracts.errors import RequestError, to_wire
+from contracts.errors import NotFound, RequestError, to_wire
 from contracts.turn_times import MOST_TOGETHER, checked
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
@@ -303,6 +303,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def CancelFinetune(self, request: scheduler_pb2.FinetuneName, context: Any) -> scheduler_pb2.Finetune:
         """See the proto. An unknown job is refused, and one that has ended."""
         return await _answered(context, self.finetunes.cancel(request))
+
+    async def RemoveModel(self, request: scheduler_pb2.RemoveModelRequest, context: Any) -> Any:
+        """See the proto. A model that no job made is refused."""
+        await _answered(context, self._remove_model(request))
+        return scheduler_pb2.RemoveModelReply()
+
+    async def _remove_model(self, request: scheduler_pb2.RemoveModelRequest) -> None:
+        if self.adoptions is None:
+            raise NotFound("models of fine-tuning jobs are kept by the first scheduler of the configuration")
+        await self.adoptions.remove(request.tenant, request.model)
+        await self.finetunes.write(progress=False)
 
 
 async def _answered(context: Any, call: Coroutine[Any, Any, _Answer]) -> _Answer:

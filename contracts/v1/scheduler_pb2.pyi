@@ -1055,6 +1055,18 @@ class FinetuneProgress(_message.Message):
     retry: bool
     def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., window: _Optional[int] = ..., layers: _Optional[int] = ..., split: _Optional[int] = ..., shares: _Optional[int] = ..., tpot_s: _Optional[float] = ..., checkpoints: _Optional[_Iterable[int]] = ..., error: _Optional[str] = ..., waits: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
 
+class RemoveModelRequest(_message.Message):
+    __slots__ = ("tenant", "model")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    model: str
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RemoveModelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FinetuneName(_message.Message):
     __slots__ = ("tenant", "id")
     TENANT_FIELD_NUMBER: _ClassVar[int]

@@ -95,7 +95,7 @@ class Record:
     def serves(self) -> bool:
         """Whether its model is served, or will be."""
         succeeded = self.job.register and self.state is JobState.SUCCEEDED
-        return succeeded and (self.adoption is None or bool(self.adoption.name))
+        return succeeded and (self.adoption is None or bool(self.adoption.name and not self.adoption.gone))
 
     def note(self, at_s: float, message: str, level: str = "info") -> None:
         """An event. at_s: since the epoch."""

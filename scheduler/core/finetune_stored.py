@@ -58,7 +58,7 @@ def _adoption(data: dict[str, Any] | None) -> Adoption | None:
     if data is None:
         return None
     asked, serve = ([str(device) for device in data[key]] for key in ("asked", "serve"))
-    return Adoption(str(data["name"]), str(data["base"]), asked, serve)
+    return Adoption(str(data["name"]), str(data["base"]), asked, serve, bool(data["gone"]))
 
 
 def _without_nan(value: Any) -> Any:

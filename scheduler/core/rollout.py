@@ -21,13 +21,24 @@ AGAIN_S = 30.0
 
 @dataclass(slots=True)
 class Adoption:
-    """A model that devices with its base shall serve. asked: devices that were, or need not be, started again for it.
-    serve: devices that have been seen with it."""
+    """A model that devices with its base shall serve; once it is gone, none shall. asked: devices that were, or need
+    not be, started again for that. serve: devices that have been seen with it."""
 
     name: str
     base: str
     asked: list[str] = field(default_factory=list)
     serve: list[str] = field(default_factory=list)
+    gone: bool = False
+
+    def remove(self) -> None:
+        """It shall not be served any more."""
+        self.gone, self.asked, self.serve = True, [], []
+
+    def differs(self, device: str, seat: Seat) -> bool:
+        """Whether the device may be started again for it."""
+        if device in self.asked:
+            return False
+        return self.name in seat.models if self.gone else self.base in seat.models and self.name not in seat.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +122,8 @@ class Rollout:
             current.adoptions = tuple(adoption.name for adoption in lacked)
             for adoption in lacked:
                 adoption.asked.append(current.device)
-                told.append(Told(adoption.name, f"{current.device} is started again to serve {adoption.name}"))
+                what = "without" if adoption.gone else "to serve"
+                told.append(Told(adoption.name, f"{current.device} is started again {what} {adoption.name}"))
         elif now - current.sent_s < AGAIN_S:
             return [], told
         current.sent_s = now
@@ -126,8 +138,12 @@ class Rollout:
             return seat is None or not seat.serving or seat.instance != current.instance or not adoptions
         if seat is None or not seat.serving or seat.instance == current.instance:
             return False
+        gone = {adoption.name for adoption in adoptions if adoption.gone}
         for name in current.adoptions:
-            if name not in seat.models:
+            if name in gone:
+                still = "still serves" if name in seat.models else "does not serve"
+                told.append(Told(name, f"{current.device} {still} {name}", "warn" if name in seat.models else "info"))
+            elif name not in seat.models:
                 why = seat.left_out.get(name) or "its worker does not find it, or ended with an error; see its log"
                 told.append(Told(name, f"{current.device} does not serve {name}: {why}", "warn"))
         return True
@@ -147,11 +163,12 @@ class Rollout:
     def _may(self, device: str, adoptions: Sequence[Adoption], seats: Mapping[str, Seat], now: float) -> bool:
         """Rules 2 and 3."""
         bases = {adoption.base for adoption in _lacked(device, seats[device], adoptions)}
+        needed = seats[device].models - {adoption.name for adoption in adoptions if adoption.gone}
         others = [seat for name, seat in seats.items() if name != device]
         away = [seat for seat in others if not seat.serving and seat.away_s < AWAY_S]
         if not bases or any(bases & seat.models or not seat.models for seat in away):
             return False
-        if seats[device].models <= frozenset[str]().union(*(seat.models for seat in others if seat.serving)):
+        if needed <= frozenset[str]().union(*(seat.models for seat in others if seat.serving)):
             return True
         since_s, quiet_s = self._waits.get(device, (now, None))
         return now - since_s >= WAIT_S or (quiet_s is not None and now - quiet_s >= QUIET_S)
@@ -159,12 +176,14 @@ class Rollout:
 
 def _lacked(device: str, seat: Seat, adoptions: Sequence[Adoption]) -> list[Adoption]:
     """The models for which the device may be started again."""
-    return [a for a in adoptions if a.base in seat.models and a.name not in seat.models and device not in a.asked]
+    return [adoption for adoption in adoptions if adoption.differs(device, seat)]
 
 
 def _seen(adoption: Adoption, seats: Mapping[str, Seat]) -> list[Told]:
     """Note the devices that serve the model, and those that have left it out by themselves."""
-    told = []
+    told = list[Told]()
+    if adoption.gone:
+        return told
     for device, seat in sorted(seats.items()):
         if not seat.serving:
             continue

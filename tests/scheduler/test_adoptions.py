@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from contracts.v1 import scheduler_pb2 as pb
 from runtime.adopted_models import adopted, directory_of, file_name
 from tests.finetune_stack import FinetuneStack, until
 
@@ -38,11 +39,17 @@ async def train(s: FinetuneStack, number: int = 1, *, merged: bool = True, **mor
         (Path(job.out) / "merged").mkdir(parents=True)
         (Path(job.out) / "merged" / "config.json").write_text(json.dumps({"upbeat_adapter": "a" * 64}))
     await s.stubs[0].SubmitFinetune(job)
-    await s.runs()
-    for trainer in s.trainers:
-        assert trainer is not None
-        trainer.advance(20)
-    await s.runs("succeeded")
+    await _ends(s, number)
+
+
+async def _ends(s: FinetuneStack, number: int) -> None:
+    async def succeeded() -> bool:
+        for trainer in s.trainers:
+            assert trainer is not None
+            trainer.advance(20)
+        return (await s.get(number)).progress.state == "succeeded"
+
+    await until(succeeded)
 
 
 async def says(s: FinetuneStack, *wanted: str, number: int = 1) -> list[str]:
@@ -140,3 +147,19 @@ async def test_two_jobs_cannot_have_one_name(make: Any) -> None:
     other.out = (await s.get()).job.out
     with pytest.raises(Exception, match="another job writes there"):
         await s.stubs[0].SubmitFinetune(other)
+
+
+async def test_a_model_is_removed_by_its_tenant_and_its_name_is_free_again(make: Any) -> None:
+    s = await make()
+    await train(s)
+    await says(s, f"served as {NAME} on node-0", f"served as {NAME} on node-1")
+    for tenant, name in (("other", NAME), ("t", "m"), ("t", "m:none")):
+        with pytest.raises(Exception, match="no model"):
+            await s.stubs[0].RemoveModel(pb.RemoveModelRequest(tenant=tenant, model=name))
+    await s.stubs[0].RemoveModel(pb.RemoveModelRequest(tenant="t", model=NAME))
+    await says(s, f"node-0 does not serve {NAME}", f"node-1 does not serve {NAME}")
+    assert sorted(s.restarted) == [0, 0, 1, 1] and not adopted(s.config)
+    with pytest.raises(Exception, match="no model"):
+        await s.stubs[0].RemoveModel(pb.RemoveModelRequest(tenant="t", model=NAME))
+    await train(s, 2)
+    await says(s, f"served as {NAME} on node-0", f"served as {NAME} on node-1", number=2)

@@ -187,6 +187,22 @@ def test_one_restart_serves_all_models_that_wait() -> None:
     assert s.rollout.tick([s.adoption, other], s.seats, 1000.0) == ([], [])
 
 
+def test_a_removed_model_leaves_one_device_after_the_other() -> None:
+    s = Scene("a", "b")
+    for name in "ab":
+        s.set(name, models=frozenset({BASE, NEW}))
+    assert s.tick() == []
+    s.adoption.remove()
+    assert s.asked() == ["a"], "that it alone serves the model then does not matter"
+    s.goes("a")
+    assert s.tick() == []
+    s.comes("a", BASE)
+    assert s.asked() == ["b"]
+    s.comes("b", BASE, NEW)
+    assert s.tick() == [] == s.tick(1000.0)
+    assert s.told[-3:] == ["a does not serve m:new", "b is started again without m:new", "b still serves m:new"]
+
+
 class RolloutMachine(RuleBasedStateMachine):
     """Devices fail, come back, train and are asked by others, adoptions come, the scheduler restarts: by the rollout's
     hand two devices are never down, and none goes twice for one model."""
