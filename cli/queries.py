@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -32,9 +33,24 @@ def status(url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> int:
     return 0 if all_serve else 1
 
 
-def models(url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> None:
+def models(
+    remove: Annotated[
+        str, typer.Option(metavar="NAME", help="Stop serving a model that a fine-tuning job made.", show_default=False)
+    ] = "",
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+    as_json: Json = False,
+) -> None:
     """The registered models: state and nodes, bytes of weights and KV, idle time, priority, latency objectives."""
-    data = Gateway(url, key or None).call("GET", "/v1/models")
+    gateway = Gateway(url, key or None)
+    if remove:
+        answer = gateway.call("DELETE", f"/v1/models/{quote(remove, safe='')}")
+        if as_json:
+            print_json(answer)
+        else:
+            console().print(f"removed: {remove}; its nodes are started again one by one", markup=False)
+        return
+    data = gateway.call("GET", "/v1/models")
     if as_json:
         print_json(data)
     else:

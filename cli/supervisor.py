@@ -24,6 +24,7 @@ from cli.core.restart import AT_ONCE_S, RestartPolicy, Verdict
 from cli.display import Display
 from cli.logs import Logs
 from cli.process import Process, log_end
+from contracts.exits import START_AGAIN
 from runtime.config import Config
 from runtime.process_session import end_left_behind
 from runtime.registry import models_of
@@ -187,6 +188,9 @@ class Supervisor:
         return {name: ",".join(map(str, own))}
 
     def _show_exit(self, planned: Planned, process: Process, status: int, alive_s: float, verdict: Verdict) -> None:
+        if status == START_AGAIN:
+            self._display.line(f"{planned.name} (pid {process.pid}) ended after {alive_s:.1f} s to be started again")
+            return
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         then = "giving up" if verdict.delay_s is None else f"starting it again in {verdict.delay_s:.1f} s"
         self._display.line(f"{planned.name} (pid {process.pid}) {how} after {alive_s:.1f} s; {then}", "bold red")

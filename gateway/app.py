@@ -97,6 +97,7 @@ def build(parts: Parts) -> web.Application:
     get("/v1/models", models.index)
     get("/v1/models/{model:.+}/placement", models.placement)
     get("/v1/models/{model:.+}", models.show)
+    add("DELETE", "/v1/models/{model:.+}", models.delete)
     relayed: tuple[tuple[str, Handler], ...] = (
         ("/v1/responses", engine_routes.responses),
         ("/v1/messages", engine_routes.messages),

@@ -126,6 +126,11 @@ class Fleet:
                     wire_of(m.wire),
                     m.shape.layers,
                 )
+        if not message.gathering and sum(node.serving for node in message.nodes) >= message.expected_nodes:
+            there = {m.name for node in message.nodes for m in node.models}  # the others were removed
+            self.models = {
+                name: model for name, model in self.models.items() if name in self.registered or name in there
+            }
         self.wires = registry.wires(self.registered, self.models)
         self.relays = ModelWire.HTTP in self.wires.values()
         self.bounds |= bounds_of(m for node in message.nodes for m in node.models)

@@ -22,7 +22,8 @@ _METRICS, _METRICS_OF_DEVICE = 3, 1
 
 @dataclass(frozen=True, slots=True)
 class DevicePlaces:
-    """Addresses and paths of one device's worker. number: on its node, from 0; name: see contracts.devices."""
+    """Addresses and paths of one device's worker. number: on its node, from 0; name: see contracts.devices. adopting:
+    `worker.adopting`'s file."""
 
     number: int
     name: str
@@ -30,6 +31,7 @@ class DevicePlaces:
     worker_listen: str
     metrics_port: int
     lock: Path
+    adopting: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def _device(nodes: NodesSection, number: int, device: int, directory: Path) -> D
         worker_listen=f"{nodes.listen_host or host}:{port}",
         metrics_port=metrics,
         lock=directory / ("worker.lock" if not device else f"worker-{device}.lock"),
+        adopting=directory / ("adopting.json" if not device else f"adopting-{device}.json"),
     )
 
 

@@ -11,7 +11,7 @@ import asyncio
 import collections
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -113,13 +113,16 @@ class Reporter:
         expect: Callable[[str, float, float, bool], object] = lambda model, arrival_s, expires_s, moves: None,
         spare: Callable[[str, float], object] = lambda model, expires_s: None,
         trains: Trains | None = None,
+        left_out: Mapping[str, str] | None = None,
+        restart: Callable[[], object] = lambda: None,
     ) -> None:
         """rates: bytes per second from `peer`, `ssd` and `blob`, where measured. device_bytes: the device's memory for
         weights and KV; free_bytes: its unused part; memory: who holds it. device: number on the node, of `devices`.
         expect: called when a request for a cold model is expected, with its name and, from now, when it comes and when
         it is given up, and whether the model moves here. spare: called when requests for a model go elsewhere, with its
         name and, from now, until when. trains: what the device does about fine-tuning jobs; None: nothing, and
-        schedulers hear of none."""
+        schedulers hear of none. left_out: adopted models that the device does not serve, and why. restart: called when
+        a scheduler asks for the worker to be started again."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
         self._device, self._devices = device, devices
@@ -127,7 +130,8 @@ class Reporter:
         self.expect, self.spare = expect, spare
         self._memory = memory
         self.trains = None if trains is None else Training(trains)
-        self._instance = uuid.uuid4().hex
+        self._left_out, self.restart = dict(left_out or {}), restart
+        self.instance = uuid.uuid4().hex
         self.links = [Link(self, scheduler) for scheduler in schedulers]
 
     async def run(self) -> None:
@@ -153,11 +157,12 @@ class Reporter:
             node=self.node,
             address=self.address,
             models=[self._info(model) for model in self._models],
-            instance=self._instance,
+            instance=self.instance,
             connection=connection,
             device_bytes=self._device_bytes,
             device=self._device,
             devices=self._devices,
+            left_out=self._left_out,
             **{f"{source}_bytes_per_s": rate for source, rate in self._rates.items()},
         )
 
@@ -276,6 +281,9 @@ class Link:
                                 if self._reporter.trains is not None:
                                     await self._reporter.trains.obey(command.finetune)
                                     self._reporter.wake()
+                            case "restart":
+                                if command.restart.instance == self._reporter.instance:
+                                    self._reporter.restart()
                 except grpc.aio.AioRpcError as e:
                     log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
                 await asyncio.sleep(RETRY_S)

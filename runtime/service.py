@@ -3,7 +3,8 @@
 The first SIGINT or SIGTERM drains (at most `drain_s`), a second one stops at once. Under `upbeat up`
 (`UPBEAT_SUPERVISED=1`) only SIGTERM counts, once: Ctrl-C reaches the whole group, and the launcher stops services in
 order. A signal during the start ends the service without a drain. A failed background task is logged and ends the
-process, so that the supervisor restarts it whole.
+process, so that the supervisor restarts it whole. A service may ask to be started again: it drains, and ends with
+status START_AGAIN.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import uvloop
 
 from contracts.errors import ConfigError
+from contracts.exits import START_AGAIN
 from runtime import telemetry
 from runtime.config import Config
 from runtime.config_file import load_config
@@ -53,6 +55,8 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Set by a service that is to be started again.
+        self.start_again = asyncio.Event()
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work` until it returns or `cancel`."""
@@ -82,8 +86,10 @@ class Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def serve(service: Service, failed: asyncio.Future[None], drain_s: float) -> int:
-    """Start, wait for a signal or a failed task, drain, stop. Returns the exit status."""
+async def serve(
+    service: Service, failed: asyncio.Future[None], drain_s: float, start_again: asyncio.Event | None = None
+) -> int:
+    """Start, wait for a signal, a failed task or `start_again`, drain, stop. Returns the exit status."""
     loop = asyncio.get_running_loop()
     telemetry.watch_tasks(loop)
     supervised = os.environ.get(SUPERVISED) == "1"
@@ -106,9 +112,12 @@ async def serve(service: Service, failed: asyncio.Future[None], drain_s: float) 
             await asyncio.wait_for(service.stop(), drain_s)
         return 0
     starting.result()
-    ends: list[asyncio.Future[Any]] = [stopping, failed]
+    again = asyncio.ensure_future((start_again or asyncio.Event()).wait())
+    ends: list[asyncio.Future[Any]] = [stopping, failed, again]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    asked = again.done() and not wanted.is_set()
     stopping.cancel()
+    again.cancel()
     crashed = failed.done()
     if not crashed:
         log.info("draining", limit_s=drain_s)
@@ -121,7 +130,7 @@ async def serve(service: Service, failed: asyncio.Future[None], drain_s: float) 
                 await t
     await service.stop()
     log.info("stopped")
-    return 1 if crashed else 0
+    return 1 if crashed else START_AGAIN if asked else 0
 
 
 class Arguments(NamedTuple):

@@ -12,10 +12,11 @@ import asyncio
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contracts.errors import NotFound, Unavailable
+from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.finetune import Job, Progress
 from contracts.finetune_wire import job_from_wire, job_to_wire, progress_from_wire, progress_to_wire
 from contracts.models import ModelWire
@@ -45,6 +46,8 @@ class FinetuneJobs:
         self._fleet, self._reports, self._directory, self._clock, self._owns = fleet, reports, directory, clock, owns
         self._submitting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._written_s = clock.now()
+        #: The device whose worker is about to be started again: it has no job now. Empty: none.
+        self.clearing: Callable[[], str] = lambda: ""
         if owns:
             reports.finetunes_reported, reports.trainer_left = self._reported, self.core.left
 
@@ -103,7 +106,8 @@ class FinetuneJobs:
         self._reports.command_worker(command.node, scheduler_pb2.WorkerCommand(finetune=sent))
 
     def _hosts(self) -> dict[str, Host]:
-        return {device.name: _host(device, self._clock.now()) for device in self._fleet.devices.values()}
+        now, clearing = self._clock.now(), self.clearing()
+        return {name: _host(device, now, name == clearing) for name, device in self._fleet.devices.items()}
 
     def _reported(self, device: str, message: scheduler_pb2.FinetuneReport) -> None:
         jobs: dict[str, Progress] = {}
@@ -124,6 +128,10 @@ class FinetuneJobs:
             known = self.core.check(job, self._hosts())
             if known is not None:
                 return record_to_wire(known)
+            if job.register and job.fine_tuned_model in self._fleet.registered:
+                raise InvalidRequest(
+                    f"suffix: there is a model {job.fine_tuned_model} already; give another one", param="suffix"
+                )
             # A caller that leaves now must not leave a file without its job.
             return record_to_wire(await asyncio.shield(asyncio.ensure_future(self._take(job))))
 
@@ -166,13 +174,13 @@ class FinetuneJobs:
             raise NotFound("fine-tuning jobs are kept by the first scheduler of the configuration; ask that one")
 
 
-def _host(device: Device, now: float) -> Host:
+def _host(device: Device, now: float, clearing: bool) -> Host:
     state = device.state(now)
     return Host(
         frozenset(model.name for model in device.models if model.wire is ModelWire.FRAMES),
         here=device.worker_here and not device.dead,
-        takes=state == "serving",
-        keeps=not device.draining,
+        takes=state == "serving" and not clearing,
+        keeps=not (device.draining or clearing),
     )
 
 

@@ -128,6 +128,9 @@ class Reports:
                     self._workers[name] = commands
                     self.trainer_left(name)
                     fleet.worker_joined(name, hello.address, models, now, rates_from_wire(hello), hello.device_bytes)
+                    device = fleet.device(name)
+                    device.instance = hello.instance
+                    device.left_out = {model: why[:300] for model, why in hello.left_out.items()}
                     log.info("worker joined", node=name, address=hello.address)
                     self.joined()
                     self._pace_workers()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from contracts.convert import session_from_wire
-from contracts.errors import RequestError, to_wire
+from contracts.errors import NotFound, RequestError, to_wire
 from contracts.turn_times import MOST_TOGETHER, checked
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
@@ -21,6 +21,7 @@ from runtime.config import Config
 from runtime.registry import registered
 from runtime.service import Tasks
 from scheduler import metrics
+from scheduler.adoptions import Adoptions
 from scheduler.convert import decision_to_wire, hint_from_wire, hop_from_wire
 from scheduler.core.advisories import Hint, in_order
 from scheduler.core.control import Ask, Control, Settings
@@ -68,6 +69,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.workflows = Workflows(self.control.callgraphs, config.data / "workflows", self.clock)
         owns = number == 0
         self.finetunes = FinetuneJobs(self.control.fleet, self.reports, config.data / "finetune", self.clock, owns=owns)
+        self.adoptions = (
+            Adoptions(config, self.finetunes.core, self.control.fleet, self.reports, self.clock) if owns else None
+        )
+        if self.adoptions is not None:
+            rollout = self.adoptions.rollout
+            self.finetunes.clearing = lambda: rollout.clearing
         self._server: grpc.aio.Server | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -107,7 +114,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def _run_finetunes(self) -> None:
         while True:
             await self.clock.sleep(_TICK_S)
-            await self.finetunes.tick(gathering=self.gathering())
+            gathering = self.gathering()
+            if self.adoptions is not None and not gathering:
+                await self.adoptions.tick()
+            await self.finetunes.tick(gathering=gathering)
 
     def gathering(self) -> bool:
         """Whether the scheduler does not know its fleet yet (`core.gathering`)."""
@@ -293,6 +303,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def CancelFinetune(self, request: scheduler_pb2.FinetuneName, context: Any) -> scheduler_pb2.Finetune:
         """See the proto. An unknown job is refused, and one that has ended."""
         return await _answered(context, self.finetunes.cancel(request))
+
+    async def RemoveModel(self, request: scheduler_pb2.RemoveModelRequest, context: Any) -> Any:
+        """See the proto. A model that no job made is refused."""
+        await _answered(context, self._remove_model(request))
+        return scheduler_pb2.RemoveModelReply()
+
+    async def _remove_model(self, request: scheduler_pb2.RemoveModelRequest) -> None:
+        if self.adoptions is None:
+            raise NotFound("models of fine-tuning jobs are kept by the first scheduler of the configuration")
+        await self.adoptions.remove(request.tenant, request.model)
+        await self.finetunes.write(progress=False)
 
 
 async def _answered(context: Any, call: Coroutine[Any, Any, _Answer]) -> _Answer:

@@ -15,6 +15,7 @@ from contracts.finetune_wire import job_to_wire
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc
 from runtime import rpc
+from runtime.adopted_models import adopted
 from runtime.config_file import load_config
 from runtime.reporter import Reported, Reporter
 from runtime.service import Tasks
@@ -35,6 +36,11 @@ class FinetuneStack:
         } | more
         self.config = load_config(None, settings)
         self.trainers: list[PlayedTrainer | None] = [PlayedTrainer(0.5 - 0.1 * n) for n in range(nodes)]
+        #: Of each worker, beside adopted ones; and adopted ones that it leaves out, with the reason.
+        self.models: list[list[str]] = [["m"] for _ in range(nodes)]
+        self.left_out: list[dict[str, str]] = [{} for _ in range(nodes)]
+        #: Workers that a scheduler had started again, in order.
+        self.restarted: list[int] = []
         self.services: list[SchedulerService] = []
         self.running: list[asyncio.Future[Any]] = []
 
@@ -69,14 +75,25 @@ class FinetuneStack:
         await service.stop()
 
     def start_worker(self, number: int) -> asyncio.Future[Any]:
+        def restart() -> None:
+            self.restarted.append(number)
+            running.cancel()
+            self.start_worker(number)
+
+        engines = []
+        for name in [*self.models[number], *(adopted(self.config).keys() - self.left_out[number].keys())]:
+            engines.append(PlayedEngine())
+            engines[-1].model_name = name
         reporter = Reporter(
-            [Reported(PlayedEngine(), ContextBound(100), 0)],  # type: ignore[arg-type]
+            [Reported(engine, ContextBound(100), 0) for engine in engines],  # type: ignore[arg-type]
             schedulers=self.config.scheduler_addresses,
             node=f"node-{number}",
             address=f"node-{number}:1",
             rates={},
             draining=lambda: False,
             trains=self.trainers[number],
+            left_out=self.left_out[number],
+            restart=restart,
         )
         running = asyncio.ensure_future(reporter.run())
         self.running.append(running)

@@ -12,6 +12,7 @@ import torch
 from prometheus_client import start_http_server
 
 from contracts.errors import ConfigError
+from contracts.exits import START_AGAIN, WRONG_USAGE
 from contracts.kv import tenant_salt
 from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
@@ -25,6 +26,7 @@ from runtime.registry import as_only, load_links, registered
 from runtime.reporter import PlacedWeights, Reported, Reporter
 from runtime.service import Tasks, arguments, run, serve
 from storelink.link import StoreLink
+from worker.adopting import Adopting, StartWithFewer
 from worker.devices.device import choose_device
 from worker.engine import failpoints
 from worker.engine.device_loop import DeviceLoop
@@ -48,19 +50,17 @@ class WorkerProcess:
 
     def __init__(self, config: Config, number: int, tasks: Tasks, device: int = 0) -> None:
         """number: the node's; device: its device's. Raises ConfigError if the node has no such device."""
-        self.config, self.places, self.own, self.tasks = (
-            config,
-            config.node(number),
-            config.device(number, device),
-            tasks,
-        )
-        self._models = present(as_only(config, number))
+        self.places, self.own, self.tasks = config.node(number), config.device(number, device), tasks
+        self.config, self._number = config, number
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
-        """Load the models, serve, attach to the store, report to the scheduler."""
-        config, places, own = self.config, self.places, self.own
+        """Load the models, serve, attach to the store, report to the scheduler. Raises StartWithFewer."""
+        places, own = self.places, self.own
         await self._lock()
+        adopting = Adopting(self.config, self._number, own.adopting)
+        config = self.config = adopting.config
+        self._models = present(as_only(config, self._number))
         threads = compute_threads(config)
         failpoints.arm(config.worker.failpoints)
         torch.set_num_threads(threads)
@@ -68,14 +68,15 @@ class WorkerProcess:
         began = time.monotonic()
         if len(places.devices) > 1 and config.worker.device != "cpu":
             show_only(own.number, others(own.number, len(places.devices), load_links(config, len(self._models))))
-        device = choose_device(config, threads, [each.model for each in self._models.values()])
         secret = cluster_secret(config.data)
         salts: dict[str, bytes] = {}
 
         def salt_of(tenant: str) -> bytes:
             return salts.setdefault(tenant, tenant_salt(secret, tenant))
 
-        self.served = serve_all(self._models, device, threads, salt_of)
+        with adopting:
+            device = choose_device(config, threads, [each.model for each in self._models.values()])
+            self.served = serve_all(self._models, device, threads, salt_of)
         self.servings = self.served.servings
         self.harvesting = harvesting_of(self.served, device.memory, device.partition, config)
         self.device_loop = DeviceLoop(
@@ -124,6 +125,8 @@ class WorkerProcess:
             spare=placing.spare if placing is not None else _ignored,
             memory=memory.shares,
             trains=self.harvesting or NoTraining(why_not(self.served, device.partition, config)),
+            left_out=adopting.left_out,
+            restart=self._restart,
         )
         if placing is not None:
             placing.on_moves = self._report_soon
@@ -197,6 +200,10 @@ class WorkerProcess:
         except OSError as e:
             log.warning("no metrics", error=str(e))
 
+    def _restart(self) -> None:
+        log.info("a scheduler asks for a restart")
+        self.tasks.start_again.set()
+
     def _engine_died(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self.tasks.fail, error)
 
@@ -225,10 +232,13 @@ async def _main() -> int:
     config, number, device = arguments("worker", with_node=True, with_device=True)
     tasks = Tasks()
     try:
-        return await serve(WorkerProcess(config, number, tasks, device), tasks.failed, drain_s=20.0)
+        process = WorkerProcess(config, number, tasks, device)
+        return await serve(process, tasks.failed, drain_s=20.0, start_again=tasks.start_again)
+    except StartWithFewer:
+        return START_AGAIN
     except ConfigError as error:
         log.error("cannot start", error=str(error))
-        return 2
+        return WRONG_USAGE
 
 
 def main() -> None:

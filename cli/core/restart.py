@@ -3,7 +3,7 @@
 The delay doubles from FIRST_DELAY_S to LONGEST_DELAY_S, and starts over once a service has run for STABLE_S. After
 REPEATS ends at once in a row with the same error, or the first with status 2 (wrong usage or configuration), its log is
 shown. The launcher then gives up if the stack has never served. Else it goes on trying: others still serve, and a lost
-peer, disk or model may come back.
+peer, disk or model may come back. A service that asks to be started again (status START_AGAIN) has not failed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from contracts.exits import START_AGAIN, WRONG_USAGE
+
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 5.0
 STABLE_S = 30.0
 #: A service of ours that ran for less "ended at once"; importing its libraries takes a few seconds.
 AT_ONCE_S = 15.0
 REPEATS = 5
-WRONG_USAGE_STATUS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,21 @@ class RestartPolicy:
         """
         if alive_s >= STABLE_S:
             self._next_delay_s = FIRST_DELAY_S
+        if status == START_AGAIN:
+            self._last_error, self._repeats = None, 0
+            return Verdict(self._delay_s())
         error = (status, re.sub(r"[0-9]+", "#", last_line))
         self._repeats = self._repeats + 1 if alive_s < self._at_once_s and error == self._last_error else 1
         self._last_error = error if alive_s < self._at_once_s else None
-        hopeless = 1 if status == WRONG_USAGE_STATUS else REPEATS
+        hopeless = 1 if status == WRONG_USAGE else REPEATS
         if self._repeats >= hopeless and alive_s < self._at_once_s and not has_served:
             return Verdict(None, show_log=True)
+        return Verdict(self._delay_s(), show_log=self._repeats == hopeless and alive_s < self._at_once_s)
+
+    def _delay_s(self) -> float:
         delay_s = self._next_delay_s
         self._next_delay_s = min(LONGEST_DELAY_S, 2 * delay_s)
-        return Verdict(delay_s, show_log=self._repeats == hopeless and alive_s < self._at_once_s)
+        return delay_s
 
     def validate(self) -> None:
         """Raise AssertionError when the invariant does not hold."""

@@ -342,7 +342,14 @@ class WeightsMove(_message.Message):
     def __init__(self, model: _Optional[str] = ..., ago_s: _Optional[float] = ..., state: _Optional[_Union[ModelState, str]] = ..., why: _Optional[str] = ..., other: _Optional[str] = ..., seconds: _Optional[float] = ..., layers_lent: _Optional[int] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s", "device_bytes", "device", "devices")
+    __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s", "device_bytes", "device", "devices", "left_out")
+    class LeftOutEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +361,7 @@ class WorkerHello(_message.Message):
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
@@ -365,7 +373,8 @@ class WorkerHello(_message.Message):
     device_bytes: int
     device: int
     devices: int
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., device: _Optional[int] = ..., devices: _Optional[int] = ...) -> None: ...
+    left_out: _containers.ScalarMap[str, str]
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., device: _Optional[int] = ..., devices: _Optional[int] = ..., left_out: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining", "stalled_s", "models", "device_bytes_free", "hbm_pages_cached", "memory")
@@ -425,18 +434,26 @@ class MemoryShare(_message.Message):
     def __init__(self, use: _Optional[str] = ..., name: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("drain", "report_every_s", "wake", "spare", "finetune")
+    __slots__ = ("drain", "report_every_s", "wake", "spare", "finetune", "restart")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     REPORT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
     FINETUNE_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     report_every_s: float
     wake: WakeModel
     spare: SpareModel
     finetune: FinetuneCommand
-    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ..., spare: _Optional[_Union[SpareModel, _Mapping]] = ..., finetune: _Optional[_Union[FinetuneCommand, _Mapping]] = ...) -> None: ...
+    restart: RestartWorker
+    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ..., spare: _Optional[_Union[SpareModel, _Mapping]] = ..., finetune: _Optional[_Union[FinetuneCommand, _Mapping]] = ..., restart: _Optional[_Union[RestartWorker, _Mapping]] = ...) -> None: ...
+
+class RestartWorker(_message.Message):
+    __slots__ = ("instance",)
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    def __init__(self, instance: _Optional[str] = ...) -> None: ...
 
 class FinetuneReport(_message.Message):
     __slots__ = ("spare", "refuses", "jobs")
@@ -1037,6 +1054,18 @@ class FinetuneProgress(_message.Message):
     waits: str
     retry: bool
     def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., window: _Optional[int] = ..., layers: _Optional[int] = ..., split: _Optional[int] = ..., shares: _Optional[int] = ..., tpot_s: _Optional[float] = ..., checkpoints: _Optional[_Iterable[int]] = ..., error: _Optional[str] = ..., waits: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
+
+class RemoveModelRequest(_message.Message):
+    __slots__ = ("tenant", "model")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    model: str
+    def __init__(self, tenant: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RemoveModelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class FinetuneName(_message.Message):
     __slots__ = ("tenant", "id")

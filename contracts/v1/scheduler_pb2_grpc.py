@@ -139,6 +139,11 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.FinetuneName.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Finetune.FromString,
                 _registered_method=True)
+        self.RemoveModel = channel.unary_unary(
+                '/upbeat.v1.Scheduler/RemoveModel',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.RemoveModelRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.RemoveModelReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -280,6 +285,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveModel(self, request, context):
+        """Stop serving the model of a job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -387,6 +399,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.CancelFinetune,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.FinetuneName.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.Finetune.SerializeToString,
+            ),
+            'RemoveModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveModel,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.RemoveModelRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.RemoveModelReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -956,6 +973,33 @@ class Scheduler:
             '/upbeat.v1.Scheduler/CancelFinetune',
             contracts_dot_v1_dot_scheduler__pb2.FinetuneName.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.Finetune.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/RemoveModel',
+            contracts_dot_v1_dot_scheduler__pb2.RemoveModelRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.RemoveModelReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -179,7 +179,8 @@ class FineTuning:
             try:
                 found = await self.get(tenant, place.name)
             except NotFound:  # forgotten, or never taken
-                if time.time() - place.stat().st_mtime > STALE_S:
+                stale = time.time() - place.stat().st_mtime > STALE_S
+                if stale and not (place / "out" / "merged").is_dir():  # it may be served from there
                     await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
                 continue
             await self._settle(found)

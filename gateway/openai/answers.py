@@ -180,6 +180,7 @@ ANSWERS: dict[tuple[str, str], Schema] = {
     ("post", "/detokenize"): _object(prompt=_TEXT),
     ("get", "/v1/models"): _listing(_MODEL),
     ("get", "/v1/models/{model}"): _MODEL,
+    ("delete", "/v1/models/{model}"): _object(id=_TEXT, object=_one("model"), deleted=_TRUTH),
     ("get", "/v1/models/{model}/placement"): _MODEL_PLACEMENT,
     ("post", "/v1/advisory"): {"oneOf": [_ACCEPTED, _object(advisories=_list(_ACCEPTED))]},
     ("post", "/v1/invalidate"): _object(status=_one("accepted")),

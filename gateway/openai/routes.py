@@ -132,6 +132,10 @@ def routes(model: str) -> list[Route]:
         Route("get", "/v1/models", GENERATE, "List the registered models."),
         Route("get", "/v1/models/{model}", GENERATE, "One model.", errors=(404,)),
         Route(
+            "delete", "/v1/models/{model}", FINE_TUNING, "Stop serving a model that a fine-tuning job made.",
+            errors=(403, 404, 503),
+        ),
+        Route(
             "get", "/v1/models/{model}/placement", SERVER,
             "When a model's weights came to each device and left it lately, and why.", errors=(403, 404, 503),
         ),

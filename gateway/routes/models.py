@@ -1,4 +1,4 @@
-"""`GET /v1/models`, `GET /v1/models/{model}`, `GET /v1/models/{model}/placement`."""
+"""`GET /v1/models`, `GET /v1/models/{model}`, `GET /v1/models/{model}/placement`, `DELETE /v1/models/{model}`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ async def show(request: web.Request) -> web.Response:
     """One model."""
     caller_of(request)
     return _shown(request, request.match_info["model"])
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Stop serving a model that a fine-tuning job of the caller's tenant made."""
+    tenant, name = server_caller_of(request).tenant, request.match_info["model"]
+    await request.app[PARTS].fleet.finetune("RemoveModel", pb.RemoveModelRequest(tenant=tenant, model=name))
+    return web.json_response({"id": name, "object": "model", "deleted": True})
 
 
 def _known(request: web.Request) -> dict[str, dict[str, Any]]:

@@ -155,6 +155,9 @@ class Device:
     node: Node
     worker_address: str = ""
     models: tuple[Model, ...] = ()
+    #: Of the worker's process; and adopted models that it could not start with, and why.
+    instance: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
     load: LoadReport = LoadReport()
     #: Size of its memory, shared by its models; 0: not known.
     device_bytes: int = 0

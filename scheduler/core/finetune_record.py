@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from contracts.finetune import Job, JobState, Progress
+from scheduler.core.rollout import Adoption
 
 #: Entries that are kept: of events and checkpoints the latest, of losses evenly over the steps.
 MOST_EVENTS, MOST_CHECKPOINTS, MOST_LOSSES = 200, 200, 512
@@ -64,6 +65,8 @@ class Record:
     events: list[Event] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    #: How far its model is served; None: it is not to be, or not yet. Without a name: it cannot be.
+    adoption: Adoption | None = None
     #: The device that failed it last; others come first. Nothing starts it before `not_before_s`.
     avoid: str = ""
     not_before_s: float = float("-inf")
@@ -87,6 +90,12 @@ class Record:
     def placed(self) -> bool:
         """Whether it belongs on its device."""
         return bool(self.device) and not self.leaving and not self.ended
+
+    @property
+    def serves(self) -> bool:
+        """Whether its model is served, or will be."""
+        succeeded = self.job.register and self.state is JobState.SUCCEEDED
+        return succeeded and (self.adoption is None or bool(self.adoption.name and not self.adoption.gone))
 
     def note(self, at_s: float, message: str, level: str = "info") -> None:
         """An event. at_s: since the epoch."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from contracts.finetune import Job, JobState, Progress, Settings
 from scheduler.core.finetune_record import Checkpoint, Event, Loss, Record
+from scheduler.core.rollout import Adoption
 
 FORMAT = 1
 _PLAIN = ("device", "leaving", "tries", "started_s", "ended_s", "avoid")
@@ -19,6 +20,7 @@ def to_stored(record: Record) -> dict[str, Any]:
     """The record as JSON values; null stands for NaN."""
     data = {"format": FORMAT, "job": asdict(record.job), "progress": asdict(record.progress)}
     data |= {name: getattr(record, name) for name in _PLAIN}
+    data["adoption"] = None if record.adoption is None else asdict(record.adoption)
     for name in ("events", "losses", "checkpoints"):
         entries: Sequence[Any] = getattr(record, name)
         data[name] = [asdict(entry) for entry in entries]
@@ -42,6 +44,7 @@ def from_stored(data: Any) -> Record:
             events=[Event(**e) for e in data["events"]],
             losses=[Loss(**_made(Loss, e)) for e in data["losses"]],
             checkpoints=[Checkpoint(**_made(Checkpoint, e)) for e in data["checkpoints"]],
+            adoption=_adoption(data.get("adoption")),
             **{name: data[name] for name in _PLAIN},
         )
     except (KeyError, TypeError, AttributeError) as e:
@@ -49,6 +52,13 @@ def from_stored(data: Any) -> Record:
     if record.job.id != record.progress.id or bool(record.ended_s) != record.ended:
         raise ValueError("it contradicts itself")
     return record
+
+
+def _adoption(data: dict[str, Any] | None) -> Adoption | None:
+    if data is None:
+        return None
+    asked, serve = ([str(device) for device in data[key]] for key in ("asked", "serve"))
+    return Adoption(str(data["name"]), str(data["base"]), asked, serve, bool(data["gone"]))
 
 
 def _without_nan(value: Any) -> Any:

@@ -103,7 +103,7 @@ class Finetunes:
     # ---- users -------------------------------------------------------------------------------------------------
     def check(self, job: Job, hosts: Mapping[str, Host]) -> Record | None:
         """The record of a job that is known already. Raises RequestError when the job cannot be taken: a wrong field,
-        no device that trains its model, another job with the same directory, too many jobs of its tenant."""
+        no device that trains its model, another job with the same directory or name, too many jobs of its tenant."""
         check_job(job)
         if (known := self.records.get(job.id)) is not None:
             if known.job.tenant != job.tenant:
@@ -111,8 +111,13 @@ class Finetunes:
             return known
         self._check_trains(job.model, hosts)
         open_ = [r for r in self.records.values() if not r.ended or r.device]
-        if any(r.job.out == job.out for r in open_):
+        served = [r for r in self.records.values() if r.serves or (r.job.register and not r.ended)]
+        if any(r.job.out == job.out for r in [*open_, *served]):
             raise InvalidRequest(f"out = {job.out!r}: another job writes there; give another directory", param="out")
+        if job.register and any(r.job.fine_tuned_model == job.fine_tuned_model for r in served):
+            raise InvalidRequest(
+                f"suffix: {job.fine_tuned_model} is another job's model; give another one", param="suffix"
+            )
         if sum(r.job.tenant == job.tenant and not r.ended for r in open_) >= MOST_OPEN:
             raise RateLimited(f"{MOST_OPEN} fine-tuning jobs of yours wait or run; cancel some, or wait for their end")
         return None
@@ -167,6 +172,11 @@ class Finetunes:
         if not record.ended:
             self._end(record, JobState.CANCELLED, now, "cancelled")
         return record
+
+    def note(self, record: Record, message: str, now: float, level: str = "info") -> None:
+        """An event of the job."""
+        record.note(self._epoch_s + now, message, level)
+        self.changed.add(record.job.id)
 
     # ---- workers -----------------------------------------------------------------------------------------------
     def reported(self, device: str, report: Report, now: float) -> None:
@@ -363,8 +373,8 @@ class Finetunes:
         return self._trainers.setdefault(device, _Trainer())
 
     def _forget_old(self, tenant: str) -> None:
-        """Forget a tenant's oldest ended jobs beyond `MOST_ENDED`."""
-        ended = [r for r in self.listed() if r.job.tenant == tenant and r.ended and not r.device]
+        """Forget a tenant's oldest ended jobs beyond `MOST_ENDED`, but none whose model is served."""
+        ended = [r for r in self.listed() if r.job.tenant == tenant and r.ended and not r.device and not r.serves]
         for record in ended[MOST_ENDED:]:
             del self.records[record.job.id]
             self.changed.add(record.job.id)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cli.core.plan import STOP_ORDER, compute_threads, stack_plan
 from cli.core.restart import FIRST_DELAY_S, LONGEST_DELAY_S, REPEATS, RestartPolicy
+from contracts.exits import START_AGAIN
 
 
 def exits(
@@ -106,7 +107,21 @@ def test_a_stack_that_has_served_shows_the_log_once_and_goes_on() -> None:
     assert all(v.delay_s is not None for v in verdicts)
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.integers(-15, 3), st.sampled_from("ab"), st.booleans()), max_size=40))
+def test_a_service_that_asks_to_be_started_again_has_not_failed() -> None:
+    policy = RestartPolicy()
+    for _ in range(3 * REPEATS):
+        verdict = policy.exited(alive_s=1.0, status=START_AGAIN, last_line="same", has_served=False)
+        assert verdict.delay_s is not None and not verdict.show_log
+    exits(policy, REPEATS - 1, served=False)
+    policy.exited(alive_s=1.0, status=START_AGAIN, last_line="no", has_served=False)
+    assert None not in exits(policy, REPEATS - 1, served=False), "failures before it do not count"
+    assert exits(RestartPolicy(), 1, alive_s=31.0, status=START_AGAIN) == [FIRST_DELAY_S]
+
+
+STATUSES = st.one_of(st.integers(-15, 3), st.just(START_AGAIN))
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), STATUSES, st.sampled_from("ab"), st.booleans()), max_size=40))
 def test_any_history_keeps_the_delay_in_its_bounds(history: list[tuple[float, int, str, bool]]) -> None:
     policy = RestartPolicy()
     for alive_s, status, line, served in history:

@@ -226,6 +226,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.placed: list[pb.PlaceRequest] = []
         self.advised: list[Any] = []
         self.invalidated: list[pb.InvalidateRequest] = []
+        self.removed: list[tuple[str, str]] = []
         self.erased: list[Any] = []
         #: What lists were asked for; whether each says that there is more; whether a node can note erasures.
         self.listed: list[Any] = []
@@ -440,6 +441,10 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return _tuned(request.tenant)
 
     CancelFinetune = GetFinetune
+
+    async def RemoveModel(self, request: pb.RemoveModelRequest, context: Any) -> pb.RemoveModelReply:
+        self.removed.append((request.tenant, request.model))
+        return pb.RemoveModelReply()
 
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)

@@ -139,6 +139,7 @@ async def test_what_goes_well_is_answered_as_described(h: Harness) -> None:
         ("GET", "/v1/fine_tuning/jobs/{job_id}", f"/v1/fine_tuning/jobs/{TUNED}", None),
         ("GET", "/v1/fine_tuning/jobs/{job_id}/events", f"/v1/fine_tuning/jobs/{TUNED}/events", None),
         ("GET", "/v1/fine_tuning/jobs/{job_id}/checkpoints", f"/v1/fine_tuning/jobs/{TUNED}/checkpoints", None),
+        ("DELETE", "/v1/models/{model}", "/v1/models/m:tuned", None),
         ("POST", "/v1/fine_tuning/jobs/{job_id}/cancel", f"/v1/fine_tuning/jobs/{TUNED}/cancel", None),
         ("GET", "/v1/fleet", "/v1/fleet?metrics=true", None),
         ("GET", "/health", "", None),

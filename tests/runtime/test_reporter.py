@@ -264,3 +264,20 @@ async def test_a_worker_hears_which_models_are_expected_move_here_and_are_used_e
     await first.start()
     await until(lambda: len(heard) == 3)
     assert heard == [("expect", "m", 1.0, 2.0, False), ("expect", "m", 0.0, 3.0, True), ("spare", "m", 4.0)]
+
+
+async def test_a_worker_is_started_again_only_if_it_is_the_one_that_is_meant(world) -> None:
+    _, reporter, (first, _) = world
+    asked: list[str] = []
+    reporter.restart = lambda: asked.append("restart")
+    reporter.expect = lambda *said: asked.append("expect")
+    first.says = [
+        pb.WorkerCommand(restart=pb.RestartWorker(instance="an earlier one")),
+        pb.WorkerCommand(restart=pb.RestartWorker()),
+        pb.WorkerCommand(wake=pb.WakeModel(model="m")),
+        pb.WorkerCommand(restart=pb.RestartWorker(instance=first.hellos[0].instance)),
+    ]
+    await first.stop()
+    await first.start()
+    await until(lambda: len(asked) == 2)
+    assert asked == ["expect", "restart"]
