@@ -60,10 +60,9 @@ class TrainingDevice:
 
     def leave_room_for(self, layers: int) -> None:
         """Models take so much that so many of the trainer's layers fit."""
-        run, loan = self.harvesting._run, self.balloon.loan
-        assert run is not None
+        loan = self.balloon.loan
         loan.give((loan.layers - layers) * loan.layer)
-        self.balloon.granules = loan.fixed + layers * loan.layer + self.harvesting._reserve(run)
+        self.balloon.granules = loan.fixed + layers * loan.layer + self.harvesting._housing.reserve
         self.harvesting.make_way()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Jobs on a device: their memory is counted and taken back at once, and whatever happens to them, they learn the same."""
+"""Jobs on a device: their memory is counted and taken back at once, and whatever happens, they learn the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frozen layers of a trainer: the right bytes whichever slots come and go, and slots that are wanted back come back."""
+"""The frozen layers of a trainer: right bytes whichever slots come and go, and slots that are wanted back come."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Slots:
         self.window = Window(self.layouts, top, self.returned)
         self.grant(-1, -(-top.bytes // GRANULE))
         #: Of each layer, read directly.
-        self.sums = [float(checkpoint.tensors[f"model.layers.{n}.mlp.down_proj.weight"].sum()) for n in range(self.layers)]
+        names = [f"model.layers.{n}.mlp.down_proj.weight" for n in range(self.layers)]
+        self.sums = [float(checkpoint.tensors[name].sum()) for name in names]
 
     def grant(self, slot: int, granules: int | None = None) -> None:
         self.held[slot] = self.memory.take(granules or self.granules, KV)

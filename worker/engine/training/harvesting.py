@@ -7,7 +7,6 @@ trains. When serving takes the memory, or the trainer crashes, the job goes on l
 
 from __future__ import annotations
 
-import contextlib
 import math
 import queue
 import threading
@@ -19,11 +18,11 @@ from contracts.finetune import Job, JobState, Progress
 from runtime import telemetry
 from runtime.clock import Clock
 from worker.core.balloon import Balloon
-from worker.core.granules import OutOfGranules, Owner, Use
+from worker.core.granules import Owner, Use
 from worker.core.harvest import Harvest, Split
-from worker.core.window import LEAST_LAYERS, reserve_bytes, window_layers
 from worker.devices.partition import Partition
-from worker.engine.training.trainer_process import RETURN_S, TrainerProcess
+from worker.engine.training.housing import Housing
+from worker.engine.training.trainer_process import TrainerProcess
 from worker.harvest import wire
 from worker.memory.device_memory import DeviceMemory
 
@@ -34,6 +33,7 @@ TPOT_S = 0.04
 _LOOK_S = 0.1
 #: Wait before a job goes on that lost its memory or whose trainer crashed, in seconds.
 _AGAIN_S = 5.0
+_NEEDED = "serving needs the memory"
 #: Crashes without a new checkpoint after which the job fails.
 _MOST_CRASHES = 3
 
@@ -57,10 +57,6 @@ class _Run:
     job: Job
     trainer: TrainerProcess | None = None
     needs: wire.Needs | None = None
-    #: Whether it has the memory that it needs.
-    housed: bool = False
-    #: Granules that stand for its own memory.
-    own: int = 0
     stopping: bool = False
     cancelled: bool = False
     #: Serving has taken its memory: its trainer did not crash.
@@ -99,8 +95,10 @@ class Harvesting:
         logs: Path,
         clock: Clock,
     ) -> None:
-        self._memory, self._balloon, self._models = memory, balloon, dict(models)
-        self._partition, self._max_batch, self._logs, self._clock = partition, max_batch, logs, clock
+        self._memory, self._models = memory, dict(models)
+        self._partition, self._logs, self._clock = partition, logs, clock
+        token_bytes = max(model.token_bytes for model in self._models.values())
+        self._housing = Housing(memory, balloon, max_batch * token_bytes)
         #: Wakes the device's thread. Any thread.
         self.woken: Callable[[], object] = lambda: None
         #: Called when progress has changed.
@@ -208,8 +206,8 @@ class Harvesting:
         run = self._run
         if run is None or run.trainer is None:
             return
-        self._reconcile(run)
-        if run.trainer is not None and run.trainer.owes:
+        self._reconcile(run, run.trainer)
+        if run.trainer.owes:
             heard = list[wire.Message]()
             run.trainer.settle(heard.append)
             for message in heard:
@@ -262,7 +260,7 @@ class Harvesting:
             self._say(run, retry=True)
             self._over(run, JobState.FAILED, f"its trainer cannot be started: {error}")
             return
-        run.needs, run.housed, self._let = None, False, None
+        run.needs, run.displaced, self._let = None, False, None
         log.info("a trainer begins", job=run.job.id, model=run.job.model)
 
     # ---- what the trainer says ---------------------------------------------------------------------------------
@@ -275,7 +273,8 @@ class Harvesting:
                 if len(message.checkpoints) > len(self._progress[run.job.id].checkpoints):
                     run.crashes = 0
                 run.noted(self._clock.now(), message.tokens - self._progress[run.job.id].tokens)
-                self._count(run, self._granules(message.own_bytes))
+                if run.trainer is not None and not self._housing.count(run.trainer, message.own_bytes):
+                    self._displaced(run)
                 self._say(
                     run,
                     state=JobState.RUNNING,
@@ -294,7 +293,7 @@ class Harvesting:
     def _ended(self, run: _Run, how: str, error: str, ours: bool) -> None:
         assert run.trainer is not None
         run.trainer.end()
-        self._balloon.loan.clear()
+        self._housing.clear()
         if how == "succeeded":
             self._over(run, JobState.SUCCEEDED)
         elif run.stopping:
@@ -307,14 +306,13 @@ class Harvesting:
 
     def _crashed(self, run: _Run, now: float) -> None:
         """Its process has ended without a word, or serving has taken its memory."""
-        run.trainer, run.needs, run.housed, run.again_s = None, None, False, now + _AGAIN_S
-        self._balloon.loan.clear()
+        run.trainer, run.needs, run.again_s = None, None, now + _AGAIN_S
+        self._housing.clear()
         if run.stopping:
             self._over(run, JobState.CANCELLED if run.cancelled else None)
             return
         self._partition.use(self._partition.shares)
         if run.displaced:
-            run.displaced = False
             return
         run.crashes += 1
         error = self._progress[run.job.id].error or f"its trainer crashed; the log is {self._logs / 'trainer.log'}"
@@ -328,7 +326,7 @@ class Harvesting:
         """The job ends here; state None: it goes on elsewhere, and is forgotten."""
         if run.trainer is not None:
             run.trainer.end()
-        self._balloon.loan.clear()
+        self._housing.clear()
         self._partition.use(self._partition.shares)
         self._run = self._let = None
         if state is None:
@@ -353,114 +351,45 @@ class Harvesting:
     def _look(self, run: _Run, now: float, make_way: Callable[[], None]) -> None:
         """Move memory, and note what the job has."""
         self._spare = self._harvest.spare
-        waits = self._harvest.waits
-        if run.trainer is not None and run.needs is not None:
-            if not run.housed:
-                waits = self._house(run, run.needs, now, make_way)
-            else:
-                self._reconcile(run)
-                if run.trainer is not None and run.housed:
-                    self._resize(run, run.needs, make_way)
+        waits = self._move(run, now, make_way) or self._harvest.waits
         if self._run is not run:
             return
+        housed = self._housing.housed
         reads = run.trainer is not None and run.needs is None
         for model in self._models.values():
-            model.harvest.starved(now, not run.housed and not reads, "it has no memory")
+            model.harvest.starved(now, not housed and not reads, "it has no memory")
         self._say(
             run,
-            state=JobState.RUNNING if run.housed else JobState.QUEUED,
+            state=JobState.RUNNING if housed else JobState.QUEUED,
             tokens_per_s=run.tokens_per_s(now),
-            window=self._balloon.loan.layers,
-            split=self._let.training if self._let is not None and run.housed else 0,
+            window=self._housing.window,
+            split=self._let.training if self._let is not None and housed else 0,
             shares=self._partition.shares,
             tpot_s=self._tpot_s,
             waits=waits,
         )
 
-    def _granules(self, bytes_: int) -> int:
-        return -(-bytes_ // self._memory.granule_bytes)
+    def _move(self, run: _Run, now: float, make_way: Callable[[], None]) -> str:
+        """House the trainer, or fit its window. Returns why it waits for memory; empty: it does not."""
+        trainer, needs, housing = run.trainer, run.needs, self._housing
+        if trainer is None or needs is None:
+            return _NEEDED if run.displaced else ""
+        if housing.housed:
+            self._reconcile(run, trainer)
+            if housing.housed:
+                housing.resize(trainer, needs.layers, make_way)
+        elif why := housing.never(needs):
+            self._over(run, JobState.FAILED, why)
+        elif housing.house(trainer, needs, now, make_way):
+            self._let = None
+        return "" if housing.housed else _NEEDED
 
-    def _reserve(self, run: _Run) -> int:
-        """Granules that are kept for serving: what steps need while a layer leaves, and a slab of each model."""
-        token_bytes = max(model.token_bytes for model in self._models.values())
-        slabs = sum(share.slab_granules for share in self._balloon.shares)
-        return self._granules(reserve_bytes(RETURN_S, self._max_batch, token_bytes)) + slabs
+    def _reconcile(self, run: _Run, trainer: TrainerProcess) -> None:
+        if not self._housing.reconcile(trainer):
+            self._displaced(run)
 
-    def _house(self, run: _Run, needs: wire.Needs, now: float, make_way: Callable[[], None]) -> str:
-        """Give it the memory it needs, if there is so much beside the reserve. Returns why it waits; empty: it has
-        it."""
-        assert run.trainer is not None
-        balloon, loan = self._balloon, self._balloon.loan
-        layer, top, own = (self._granules(b) for b in (needs.layer_bytes, needs.top_bytes, needs.own_bytes))
-        wanted = top + own + min(LEAST_LAYERS, needs.layers) * layer
-        most = balloon.granules - sum(share.weights for share in balloon.shares) - self._reserve(run)
-        if wanted > most:
-            mib = self._memory.granule_bytes / 2**20
-            self._over(
-                run,
-                JobState.FAILED,
-                f"it needs {wanted * mib:.0f} MiB of the device, which has {most * mib:.0f} beside the weights; train "
-                "with a smaller batch_size, max_tokens or rank, or raise kv.hbm_gib",
-            )
-            return ""
-        wanted_now = wanted + self._reserve(run)
-        if balloon.waiting or balloon.obtainable < wanted_now or not balloon.collect(wanted_now, now):
-            return "serving needs the memory"
-        loan.fixed, loan.layer, loan.layers = top + own, layer, min(LEAST_LAYERS, needs.layers)
-        make_way()
-        try:
-            run.trainer.hold_own(own)
-            run.trainer.grant_top(top)
-            for _ in range(loan.layers):
-                run.trainer.grant(layer)
-        except OutOfGranules:
-            log.exception("no memory for a trainer that was counted", job=run.job.id)
-            run.trainer.end()
-            return "serving needs the memory"
-        run.housed, run.own, self._let = True, own, None
-        log.info("a trainer has its memory", job=run.job.id, granules=loan.held)
-        return ""
-
-    def _count(self, run: _Run, own: int) -> None:
-        """Its own memory is more than it said: count that too, or end the trainer where serving needs it."""
-        if run.trainer is None or not run.housed or own <= run.own:
-            return
-        more = own - run.own
-        log.warning("a trainer takes more memory than it said", job=run.job.id, granules=more)
-        if self._balloon.spare < more:
-            self._balloon.loan.end()
-            self._reconcile(run)
-            return
-        self._balloon.loan.fixed += more
-        run.own = own
-        with contextlib.suppress(OutOfGranules):
-            run.trainer.hold_own(own)
-
-    def _reconcile(self, run: _Run) -> None:
-        """Take from the trainer what serving has taken from the loan."""
-        assert run.trainer is not None
-        if not run.housed:
-            return
-        if not self._balloon.loan.held:
-            log.info("serving takes the trainer's memory", job=run.job.id)
-            self._say(run, state=JobState.QUEUED, waits="serving needs the memory")
-            run.trainer.end()
-            run.housed, run.displaced = False, True
-            return
-        run.trainer.revoke(run.trainer.slots - self._balloon.loan.layers)
-
-    def _resize(self, run: _Run, needs: wire.Needs, make_way: Callable[[], None]) -> None:
-        """Fit the window to the free memory. It grows a layer at a time."""
-        assert run.trainer is not None
-        balloon, loan = self._balloon, self._balloon.loan
-        fit = window_layers(balloon.spare + loan.layers * loan.layer, self._reserve(run), loan.layer, needs.layers)
-        if fit < loan.layers:
-            loan.give((loan.layers - fit) * loan.layer)
-            run.trainer.revoke(run.trainer.slots - loan.layers)
-        elif fit > loan.layers and not run.trainer.owes:
-            make_way()
-            loan.layers += 1
-            with contextlib.suppress(OutOfGranules):
-                run.trainer.grant(loan.layer)
-                return
-            loan.layers -= 1
+    def _displaced(self, run: _Run) -> None:
+        """Serving has taken the trainer's memory."""
+        log.info("serving takes the trainer's memory", job=run.job.id)
+        run.displaced = True
+        self._say(run, state=JobState.QUEUED, waits=_NEEDED)
