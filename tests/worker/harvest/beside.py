@@ -19,7 +19,7 @@ from worker.devices.partition import HostPartition
 from worker.engine.training.harvesting import Harvesting, Trainable
 from worker.memory.device_memory import host_memory
 
-GRANULE = 1 << 16
+GRANULE = 1 << 19
 PATIENCE_S = 200.0
 
 
@@ -44,7 +44,7 @@ class TrainingDevice:
             self.memory.validate()
             self.balloon.validate()
             self.seen += [p for p in self.harvesting.progress() if not self.seen or p != self.seen[-1]]
-            time.sleep(0.002)
+            time.sleep(0.005)
         return self.progress
 
     @property
