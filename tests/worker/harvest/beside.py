@@ -35,8 +35,8 @@ class TrainingDevice:
         self.harvesting = Harvesting(self.memory, self.balloon, {"m": model}, partition, 8, place, RealClock())
         self.seen = list[Progress]()
 
-    def run(self, until: Callable[[], object]) -> Progress:
-        """Give turns until this holds. Returns the job's progress."""
+    def run(self, until: Callable[[], object]) -> None:
+        """Give turns until this holds."""
         deadline = time.monotonic() + PATIENCE_S
         while not until():
             assert time.monotonic() < deadline, self.harvesting.progress()
@@ -45,7 +45,6 @@ class TrainingDevice:
             self.balloon.validate()
             self.seen += [p for p in self.harvesting.progress() if not self.seen or p != self.seen[-1]]
             time.sleep(0.005)
-        return self.progress
 
     @property
     def progress(self) -> Progress:
@@ -54,9 +53,9 @@ class TrainingDevice:
 
     def finish(self) -> Progress:
         """Run until the job has ended, and its memory is free."""
-        found = self.run(lambda: self.progress.state.ended)
+        self.run(lambda: self.progress.state.ended)
         assert self.memory.free == self.memory.total and self.balloon.spare == self.balloon.granules
-        return found
+        return self.progress
 
     def leave_room_for(self, layers: int) -> None:
         """Models take so much that so many of the trainer's layers fit."""
