@@ -49,14 +49,14 @@ class Adoptions:
             self._names = frozenset(await asyncio.to_thread(adopted, self._config))
             self._fleet.registered = frozenset(registered(self._config)) | self._names
         records = [r for r in self._core.records.values() if r.adoption is not None and self._counts(r.adoption)]
-        records.sort(
-            key=lambda r: r.adoption is None or not r.adoption.gone
-        )  # a later one of the name hears the events
+        # Of two with one name, the later one hears the events.
+        records.sort(key=lambda r: r.adoption is None or not r.adoption.gone)
         named = {r.adoption.name: r for r in records if r.adoption is not None}
         wanted = [r.adoption for r in records if r.adoption is not None]
         commands, told = self.rollout.tick(wanted, self._seats(), now) if wanted or self.rollout.clearing else ([], [])
         for event in told:
-            self._core.note(named[event.name], event.message, self._clock.now(), event.level)
+            if event.name in named:  # its file may have gone meanwhile
+                self._core.note(named[event.name], event.message, self._clock.now(), event.level)
             log.info("an adopted model", model=event.name, told=event.message)
         for command in commands:
             restart = scheduler_pb2.RestartWorker(instance=command.instance)
@@ -106,13 +106,12 @@ def _due(record: Record) -> bool:
 
 
 def _seat(device: Device, now: float, trains: bool) -> Seat:
+    known_s = now if device.known_s is None else device.known_s
     return Seat(
         frozenset(model.name for model in device.models if model.wire is ModelWire.FRAMES),
         device.instance,
         serving=device.state(now) == "serving",
-        away_s=0.0
-        if device.worker_here
-        else now - max(device.left_s, now if device.known_s is None else device.known_s),
+        away_s=0.0 if device.worker_here else now - max(device.left_s, known_s),
         requests=len(device.outstanding),
         trains=trains,
         left_out=device.left_out,

@@ -148,6 +148,8 @@ class _Answers(BaseHTTPRequestHandler):
         }
         if self.command == "POST":
             return 202, {"session_id": body["session_id"], "status": "accepted"}
+        if self.command == "DELETE" and self.path.startswith("/v1/models/"):
+            return 200, {"id": "m:mine", "object": "model", "deleted": True}
         return known.get(self.path, (404, {"error": {"message": "no node holds it"}}))
 
     def _samples(self) -> dict[str, float]:
@@ -167,7 +169,7 @@ class _Answers(BaseHTTPRequestHandler):
             'upbeat_kvstore_write_back_waiting_bytes{tier="blob"}': 5.0 * (1 << 20),
         }
 
-    do_GET = do_POST = _answer
+    do_GET = do_POST = do_DELETE = _answer
 
 
 @pytest.fixture
@@ -298,6 +300,13 @@ def test_an_advisory_carries_what_was_given(gateway: GatewayStandIn) -> None:
 def test_an_invalidation_names_the_session(gateway: GatewayStandIn) -> None:
     assert upbeat("invalidate", "chat-1", "--url", gateway.url).returncode == 0
     assert gateway.asked[-1][0::3] == ("POST", {"session_id": "chat-1"}) and gateway.asked[-1][1] == "/v1/invalidate"
+
+
+def test_a_model_is_removed_by_its_name(gateway: GatewayStandIn) -> None:
+    done = upbeat("models", "--remove", "m:mine/[x]", "--url", gateway.url)
+    assert done.returncode == 0 and "removed: m:mine/[x];" in done.stdout, done.stderr
+    assert [asked[:2] for asked in gateway.asked] == [("DELETE", "/v1/models/m%3Amine%2F%5Bx%5D")]
+    assert json.loads(upbeat("models", "--remove", "m:mine", "--json", "--url", gateway.url).stdout)["deleted"]
 
 
 def test_the_key_comes_from_the_environment_and_a_refused_one_is_named(gateway: GatewayStandIn) -> None:

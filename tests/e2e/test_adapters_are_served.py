@@ -1,5 +1,5 @@
-"""A fine-tuning job's model is served beside its base, on every node, and no request fails meanwhile. One that cannot
-be loaded keeps no node from serving."""
+"""A fine-tuning job's model is served beside its base on every node until it is removed, and no request fails
+meanwhile. One that cannot be loaded keeps no node from serving."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def events(client: openai.OpenAI, job_id: str) -> list[str]:
     return [event.message for event in client.fine_tuning.jobs.list_events(job_id, limit=100)]
 
 
-def test_what_was_trained_is_served_on_every_node_while_a_conversation_goes_on(stack: Stack) -> None:
+def test_what_was_trained_is_served_on_every_node_and_removed_while_conversations_go_on(stack: Stack) -> None:
     client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120)
     with Talking(stack.url) as talking:
         job_id, until = trained(client), time.monotonic() + LONGEST_S
@@ -112,11 +112,20 @@ def test_what_was_trained_is_served_on_every_node_while_a_conversation_goes_on(s
         assert said[name].text != said[""].text
         again = Chat(stack.url, "talk-0", model=name, max_tokens=4)  # the session of another model
         assert again.say(script(1, 4)[0]).cached_tokens == 0
+        words = stack.log.read_text()
+        assert words.count("to be started again") == 2, words
+        assert client.models.delete(name).deleted
+        until = time.monotonic() + LONGEST_S
+        while name in (model.id for model in client.models.list().data):
+            assert time.monotonic() < until, (events(client, job_id), stack.last_words())
+            time.sleep(0.5)
+        with pytest.raises(openai.NotFoundError):
+            Chat(stack.url, model=name).say(ASKED)
     assert not talking.failures and talking.answers > before
     told = events(client, job_id)
     assert {f"served as {name} on node-{n}" for n in range(2)} <= set(told), told
     words = stack.log.read_text()
-    assert words.count("to be started again") == 2 and "ended with status" not in words, words
+    assert words.count("to be started again") == 4 and "ended with status" not in words, words
 
 
 def test_a_model_that_cannot_be_loaded_is_left_out_and_its_base_is_served(tmp_path: Path) -> None:

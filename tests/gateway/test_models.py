@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 from gateway_fakes import MODEL, QUICK, Stack, stack, until
+from security_harness import KEY_A
 
 from contracts.models import ModelState
 from contracts.v1 import scheduler_pb2 as pb
@@ -184,3 +186,27 @@ async def test_why_a_models_weights_came_and_went_is_told_latest_first_and_only_
         assert told["nodes"][1]["may_lend"] is None
         assert (await s.get("/v1/models/other/placement"))[0] == 404
         assert (await s.get("/v1/models/x/placement"))[1]["id"] == "x/placement", "a model's own name goes before"
+
+
+async def test_a_model_is_removed_for_the_tenant_of_a_server_key_with_openais_client() -> None:
+    async with stack(api_keys=[{"key": KEY_A, "tenant": "a"}]) as s:
+        client = openai.AsyncOpenAI(base_url=f"{s.url}/v1", api_key=KEY_A, max_retries=0)
+        gone = await client.models.delete("base:with/any-name")
+        assert (gone.id, gone.object, gone.deleted) == ("base:with/any-name", "model", True)
+        assert s.scheduler.removed == [("a", "base:with/any-name")]
+        await client.close()
+        async with s.http.delete(f"{s.url}/v1/models/x") as r:
+            assert r.status == 401
+
+
+async def test_a_model_that_no_node_of_a_whole_fleet_has_any_more_is_forgotten() -> None:
+    async with stack(asleep={"node-0": ["base:tuned"]}) as s:
+        fleet = s.gateway.parts.fleet
+        assert (await s.get("/v1/models/base:tuned"))[0] == 200
+        s.scheduler.asleep.clear()
+        s.scheduler.set_absent("node-0")
+        await until(lambda: not fleet.view.nodes[0].serving)
+        assert (await s.get("/v1/models/base:tuned"))[0] == 200, "its node may come back with it"
+        s.scheduler.set_absent()
+        await until(lambda: not fleet.knows_model("base:tuned"))
+        assert (await s.get("/v1/models/base:tuned"))[0] == 404

@@ -138,6 +138,21 @@ async def test_a_removed_file_ends_the_rollout(make: Any) -> None:
     assert NAME not in s.services[0].control.fleet.registered
 
 
+async def test_a_file_that_vanishes_while_a_worker_restarts_stops_nothing(make: Any) -> None:
+    s = await make(nodes=1)
+    await train(s)
+    await says(s, f"node-0 is started again to serve {NAME}")
+    (directory_of(s.config) / file_name(NAME)).unlink()
+    adoptions = s.services[0].adoptions
+    adoptions._read_s = float("-inf")
+
+    async def over() -> bool:
+        return not adoptions.rollout.clearing
+
+    await until(over)
+    await s.runs("succeeded")
+
+
 async def test_two_jobs_cannot_have_one_name(make: Any) -> None:
     s = await make()
     await train(s)
