@@ -37,7 +37,7 @@ from worker.memory.device_memory import host_memory
 
 #: Of every job: one example of at most so many tokens a step, so that steps are short beside a stretch.
 JOB = Settings(epochs=10_000, batch_size=1, max_tokens=128, learning_rate=1e-4, checkpoint_every=1_000_000)
-_HBM_GIB, _GRANULE, _PATIENCE_S = 2.5, 2 << 20, 300.0
+_HBM_GIB, _GRANULE, _WAIT_S = 2.5, 2 << 20, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ def _alone(job: Job, model: Path, cores: list[int], scratch: Path) -> Iterator[A
 
 
 def _until(holds: Any) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _WAIT_S
     while not holds():
         if time.monotonic() > deadline:
-            raise StackError(f"no training after {_PATIENCE_S:.0f} s")
+            raise StackError(f"no training after {_WAIT_S:.0f} s")
         time.sleep(0.1)

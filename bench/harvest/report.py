@@ -31,7 +31,10 @@ repeats; target {1e3 * settings["target_s"]:.0f} ms a token. {quoted(found["note
 
 def profile(found: Any) -> str:
     steps = found["steps"]
-    sizes, splits = list(dict.fromkeys(s["batch"] for s in steps)), list(dict.fromkeys((s["infer"], s["training"]) for s in steps))
+    sizes, splits = (
+        list(dict.fromkeys(s["batch"] for s in steps)),
+        list(dict.fromkeys((s["infer"], s["training"]) for s in steps)),
+    )
     rows = []
     for infer, training in splits:
         mine = {s["batch"]: s for s in steps if (s["infer"], s["training"]) == (infer, training)}
@@ -42,7 +45,12 @@ def profile(found: Any) -> str:
             f"{mine[sizes[0]]['weights_bytes_s'] / 1e9:.1f} GB/s",
             f"{rate:.1f}" if rate else "-",
         ))  # fmt: skip
-    heads = ("cores: serving + training", *(f"batch {size:.0f}" for size in sizes), "weights read, batch 1", "trained tokens/s")
+    heads = (
+        "cores: serving + training",
+        *(f"batch {size:.0f}" for size in sizes),
+        "weights read, batch 1",
+        "trained tokens/s",
+    )
     errors = [
         f"{name}: mean {100 * each['mean']:.1f} %, worst {100 * each['worst']:.1f} %"
         for name, each in found["errors"].items()
@@ -87,5 +95,11 @@ def batches(rows: Any) -> str:
         )
         for r in rows
     ]
-    heads = ("answers at a time", "TBT P50, P99", "trained tokens/s", "frozen layers in memory", "cores for training, mean")
+    heads = (
+        "answers at a time",
+        "TBT P50, P99",
+        "trained tokens/s",
+        "frozen layers in memory",
+        "cores for training, mean",
+    )
     return "So many answers at a time, one phase after the other (figures 13, 14):\n\n" + table(heads, shown)

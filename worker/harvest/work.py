@@ -21,9 +21,9 @@ from worker.harvest.data import Examples
 from worker.harvest.gate import Stopped
 from worker.harvest.job import Reached, Running, read_data
 from worker.harvest.partition import MOST_ROWS, Partition, head_rows
-from worker.harvest.process import WordGate
 from worker.harvest.training import TrainingFailed, trainer_bytes
 from worker.harvest.window import Window
+from worker.harvest.word_gate import WordGate
 from worker.memory.exports import receive
 from worker.models.checkpoint import Checkpoint
 from worker.models.digest import cached_weights_digest, model_digest

@@ -20,7 +20,7 @@ from worker.engine.training.harvesting import Harvesting, Trainable
 from worker.memory.device_memory import host_memory
 
 GRANULE = 1 << 19
-PATIENCE_S = 200.0
+WAIT_S = 200.0
 
 
 class TrainingDevice:
@@ -37,7 +37,7 @@ class TrainingDevice:
 
     def run(self, until: Callable[[], object]) -> None:
         """Give turns until this holds."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_S
         while not until():
             assert time.monotonic() < deadline, self.harvesting.progress()
             self.harvesting.turn(True, lambda: None)

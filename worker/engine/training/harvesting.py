@@ -21,7 +21,7 @@ from worker.core.balloon import Balloon
 from worker.core.granules import Owner, Use
 from worker.core.harvest import Harvest, Split
 from worker.devices.partition import Partition
-from worker.engine.training.housing import Housing
+from worker.engine.training.trainer_memory import TrainerMemory
 from worker.engine.training.trainer_process import TrainerProcess
 from worker.harvest import wire
 from worker.memory.device_memory import DeviceMemory
@@ -98,7 +98,7 @@ class Harvesting:
         self._memory, self._models = memory, dict(models)
         self._partition, self._logs, self._clock = partition, logs, clock
         token_bytes = max(model.token_bytes for model in self._models.values())
-        self._housing = Housing(memory, balloon, max_batch * token_bytes)
+        self._held = TrainerMemory(memory, balloon, max_batch * token_bytes)
         #: Wakes the device's thread. Any thread.
         self.woken: Callable[[], object] = lambda: None
         #: Called when progress has changed.
@@ -273,7 +273,7 @@ class Harvesting:
                 if len(message.checkpoints) > len(self._progress[run.job.id].checkpoints):
                     run.crashes = 0
                 run.noted(self._clock.now(), message.tokens - self._progress[run.job.id].tokens)
-                if run.trainer is not None and not self._housing.count(run.trainer, message.own_bytes):
+                if run.trainer is not None and not self._held.count(run.trainer, message.own_bytes):
                     self._displaced(run)
                 self._say(
                     run,
@@ -293,7 +293,7 @@ class Harvesting:
     def _ended(self, run: _Run, how: str, error: str, ours: bool) -> None:
         assert run.trainer is not None
         run.trainer.end()
-        self._housing.clear()
+        self._held.clear()
         if how == "succeeded":
             self._over(run, JobState.SUCCEEDED)
         elif run.stopping:
@@ -307,7 +307,7 @@ class Harvesting:
     def _crashed(self, run: _Run, now: float) -> None:
         """Its process has ended without a word, or serving has taken its memory."""
         run.trainer, run.needs, run.again_s = None, None, now + _AGAIN_S
-        self._housing.clear()
+        self._held.clear()
         if run.stopping:
             self._over(run, JobState.CANCELLED if run.cancelled else None)
             return
@@ -326,7 +326,7 @@ class Harvesting:
         """The job ends here; state None: it goes on elsewhere, and is forgotten."""
         if run.trainer is not None:
             run.trainer.end()
-        self._housing.clear()
+        self._held.clear()
         self._partition.use(self._partition.shares)
         self._run = self._let = None
         if state is None:
@@ -354,38 +354,38 @@ class Harvesting:
         waits = self._move(run, now, make_way) or self._harvest.waits
         if self._run is not run:
             return
-        housed = self._housing.housed
+        supplied = self._held.supplied
         reads = run.trainer is not None and run.needs is None
         for model in self._models.values():
-            model.harvest.starved(now, not housed and not reads, "it has no memory")
+            model.harvest.starved(now, not supplied and not reads, "it has no memory")
         self._say(
             run,
-            state=JobState.RUNNING if housed else JobState.QUEUED,
+            state=JobState.RUNNING if supplied else JobState.QUEUED,
             tokens_per_s=run.tokens_per_s(now),
-            window=self._housing.window,
-            split=self._let.training if self._let is not None and housed else 0,
+            window=self._held.window,
+            split=self._let.training if self._let is not None and supplied else 0,
             shares=self._partition.shares,
             tpot_s=self._tpot_s,
             waits=waits,
         )
 
     def _move(self, run: _Run, now: float, make_way: Callable[[], None]) -> str:
-        """House the trainer, or fit its window. Returns why it waits for memory; empty: it does not."""
-        trainer, needs, housing = run.trainer, run.needs, self._housing
+        """Give the trainer its memory, or fit its window. Returns why it waits for memory; empty: it does not."""
+        trainer, needs, held = run.trainer, run.needs, self._held
         if trainer is None or needs is None:
             return _NEEDED if run.displaced else ""
-        if housing.housed:
+        if held.supplied:
             self._reconcile(run, trainer)
-            if housing.housed:
-                housing.resize(trainer, needs.layers, make_way)
-        elif why := housing.never(needs):
+            if held.supplied:
+                held.resize(trainer, needs.layers, make_way)
+        elif why := held.never(needs):
             self._over(run, JobState.FAILED, why)
-        elif housing.house(trainer, needs, now, make_way):
+        elif held.supply(trainer, needs, now, make_way):
             self._let = None
-        return "" if housing.housed else _NEEDED
+        return "" if held.supplied else _NEEDED
 
     def _reconcile(self, run: _Run, trainer: TrainerProcess) -> None:
-        if not self._housing.reconcile(trainer):
+        if not self._held.reconcile(trainer):
             self._displaced(run)
 
     def _displaced(self, run: _Run) -> None:

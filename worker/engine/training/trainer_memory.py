@@ -14,16 +14,16 @@ from worker.engine.training.trainer_process import RETURN_S, TrainerProcess
 from worker.harvest import wire
 from worker.memory.device_memory import DeviceMemory
 
-log = telemetry.logger("worker.engine.training.housing")
+log = telemetry.logger("worker.engine.training.trainer_memory")
 
 
-class Housing:
+class TrainerMemory:
     """See the module. decoding_bytes: KV that a step of the largest batch adds. On the device's thread."""
 
     def __init__(self, memory: DeviceMemory, balloon: Balloon, decoding_bytes: int) -> None:
         self._memory, self._balloon, self._decoding_bytes = memory, balloon, decoding_bytes
         #: Whether the trainer has the memory that it needs.
-        self.housed = False
+        self.supplied = False
         #: Granules that stand for its own memory.
         self._own = 0
 
@@ -49,7 +49,7 @@ class Housing:
             "a smaller batch_size, max_tokens or rank, or raise kv.hbm_gib"
         )
 
-    def house(self, trainer: TrainerProcess, needs: wire.Needs, now: float, make_way: Callable[[], None]) -> bool:
+    def supply(self, trainer: TrainerProcess, needs: wire.Needs, now: float, make_way: Callable[[], None]) -> bool:
         """Give it what it needs, of what is free beside the reserve, and of caches. False: requests need it."""
         balloon, loan = self._balloon, self._balloon.loan
         wanted = self._wanted(needs) + self.reserve
@@ -67,17 +67,17 @@ class Housing:
             log.exception("no memory for a trainer that was counted")
             trainer.end()
             return False
-        self.housed = True
+        self.supplied = True
         log.info("a trainer has its memory", granules=loan.held)
         return True
 
     def reconcile(self, trainer: TrainerProcess) -> bool:
         """Ask back what serving has taken. False: it has taken everything; the trainer has ended."""
-        if not self.housed:
+        if not self.supplied:
             return True
         if not self._balloon.loan.held:
             trainer.end()
-            self.housed = False
+            self.supplied = False
             return False
         trainer.revoke(trainer.slots - self._balloon.loan.layers)
         return True
@@ -101,7 +101,7 @@ class Housing:
         """It has so much memory of its own; more than it said is counted too. False: serving needs that, and the
         trainer has ended."""
         own = self._granules(bytes_)
-        if not self.housed or own <= self._own:
+        if not self.supplied or own <= self._own:
             return True
         more = own - self._own
         log.warning("a trainer takes more memory than it said", granules=more)
@@ -117,7 +117,7 @@ class Housing:
     def clear(self) -> None:
         """The trainer has ended."""
         self._balloon.loan.clear()
-        self.housed = False
+        self.supplied = False
 
     def _wanted(self, needs: wire.Needs) -> int:
         fixed = self._granules(needs.top_bytes) + self._granules(needs.own_bytes)
