@@ -119,7 +119,7 @@ class Arm:
             return outcomes, {"tokens_s": tokens / (time.monotonic() - began), "seen": seen}
 
     def _send(self, sessions: list[PlannedSession]) -> list[Outcome]:
-        endpoint = Endpoint(self._stack.url, self._stack.model_name, body=fixed_answers(self._model), timeout_s=120.0)
+        endpoint = Endpoint(self._stack.url, self._stack.model_name(), body=fixed_answers(self._model), timeout_s=120.0)
         outcomes = asyncio.run(run_load(endpoint, sessions, RealClock(), loop=Loop()))
         failed = [o.error for o in outcomes if o.error is not None]
         if failed or not outcomes:
@@ -131,7 +131,7 @@ class Arm:
     def _training(self, salt: int) -> Iterator[Any]:
         """A function that says how far training is; a trainer trains meanwhile."""
         out = str(self.scratch / f"out-{salt}")
-        job = Job(f"ftjob-{secrets.token_hex(8)}", "", self._stack.model_name, str(self._data), out, settings=JOB)
+        job = Job(f"ftjob-{secrets.token_hex(8)}", "", self._stack.model_name(), str(self._data), out, settings=JOB)
         if self._trains == []:
             yield lambda: {"tokens": 0.0, "window": 0.0, "split": 0.0}
         elif self._trains is None:

@@ -159,8 +159,8 @@ async def measure(config: Config, quick: bool, corun: bool, say: Callable[[str],
         f"{what.device}"
     )
     computed = await asyncio.to_thread(measure_compute, computer, config, quick, say)
-    loads = await measure_loads(config, computer.kv, computer.chosen, 3 if quick else 7, say) if config.kv.cache else {}
     beside = await asyncio.to_thread(_measure_corun, computer, config, quick, say) if corun else None
+    loads = await measure_loads(config, computer.kv, computer.chosen, 3 if quick else 7, say) if config.kv.cache else {}
     versions = {name: importlib.metadata.version(package) for name, package in _PACKAGES.items()} | {
         "python": platform.python_version()
     }
