@@ -35,8 +35,8 @@ from worker.engine.training.trainer_process import TrainerProcess
 from worker.harvest import wire
 from worker.memory.device_memory import host_memory
 
-#: Of every job: one example of at most so many tokens a step, so that steps are short beside a stretch.
-JOB = Settings(epochs=10_000, batch_size=1, max_tokens=128, learning_rate=1e-4, checkpoint_every=1_000_000)
+#: Of every job: two short examples a step, so that two cores can train, and steps are short beside a stretch.
+JOB = Settings(epochs=1000, batch_size=2, max_tokens=64, learning_rate=1e-4, checkpoint_every=1_000_000)
 _HBM_GIB, _GRANULE, _WAIT_S = 2.5, 2 << 20, 300.0
 
 

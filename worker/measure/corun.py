@@ -36,7 +36,7 @@ from worker.models.load import Model
 #: Shares of inference that are measured at most (HARLI: 10).
 _MOST_SHARES = 10
 #: The trainer's job: examples, words of each, and settings. Steps are short; units are those of any job.
-_EXAMPLES, _WORDS, _SETTINGS = 4, 400, Settings(epochs=10_000, batch_size=2, max_tokens=256, checkpoint_every=1_000_000)
+_EXAMPLES, _WORDS, _SETTINGS = 4, 400, Settings(epochs=1000, batch_size=2, max_tokens=256, checkpoint_every=1_000_000)
 #: Wait for the trainer's first step, for its units to end, and after a change of the split, in seconds.
 _BEGIN_S, _UNIT_S, _SETTLE_S = 300.0, 1.0, 0.03
 
