@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from typing import Final, Protocol
 
 from contracts.errors import InvalidRequest
 
 
-class JobState(StrEnum):
+class JobState(str, Enum):
     """State of a job."""
 
     #: It waits for a worker, or for its worker to begin.
@@ -24,6 +24,9 @@ class JobState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+    def __str__(self) -> str:
+        return self.value
 
     @property
     def ended(self) -> bool:

@@ -41,6 +41,18 @@ ASKED: dict[tuple[str, str], tuple[str, Any]] = {
     ("PUT", "/v1/workflows/{name}"): ("/v1/workflows/team", {"agents": ["a"]}),
     ("DELETE", "/v1/workflows/{name}"): ("/v1/workflows/team", None),
     ("GET", "/v1/fleet"): ("/v1/fleet", None),
+    ("DELETE", "/v1/models/{model}"): ("/v1/models/toy:a", None),
+    ("POST", "/v1/files"): ("/v1/files", {}),
+    ("GET", "/v1/files"): ("/v1/files", None),
+    ("GET", "/v1/files/{file_id}"): ("/v1/files/file-x", None),
+    ("DELETE", "/v1/files/{file_id}"): ("/v1/files/file-x", None),
+    ("GET", "/v1/files/{file_id}/content"): ("/v1/files/file-x/content", None),
+    ("POST", "/v1/fine_tuning/jobs"): ("/v1/fine_tuning/jobs", {"model": "toy", "training_file": "file-x"}),
+    ("GET", "/v1/fine_tuning/jobs"): ("/v1/fine_tuning/jobs", None),
+    ("GET", "/v1/fine_tuning/jobs/{job_id}"): ("/v1/fine_tuning/jobs/ftjob-x", None),
+    ("POST", "/v1/fine_tuning/jobs/{job_id}/cancel"): ("/v1/fine_tuning/jobs/ftjob-x/cancel", {}),
+    ("GET", "/v1/fine_tuning/jobs/{job_id}/events"): ("/v1/fine_tuning/jobs/ftjob-x/events", None),
+    ("GET", "/v1/fine_tuning/jobs/{job_id}/checkpoints"): ("/v1/fine_tuning/jobs/ftjob-x/checkpoints", None),
 }
 HINTS = {"/v1/advisory", "/v1/invalidate"}
 #: Whose answer goes on for ever.

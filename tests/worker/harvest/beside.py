@@ -61,7 +61,7 @@ class TrainingDevice:
         """Models take so much that so many of the trainer's layers fit."""
         loan = self.balloon.loan
         loan.give((loan.layers - layers) * loan.layer)
-        self.balloon.granules = loan.fixed + layers * loan.layer + self.harvesting._housing.reserve
+        self.balloon.granules = loan.fixed + layers * loan.layer + self.harvesting._held.reserve
         self.harvesting.make_way()
 
     def close(self) -> None:
