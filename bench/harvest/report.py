@@ -69,9 +69,9 @@ def trace(rows: Any, settings: Any) -> str:
         mine = [r for r in rows if r["arm"] == arm]
 
         def mid(of: Any, mine: Any = mine) -> Any:
-            return median(float(of(r)) for r in mine)
+            return median(of(r) for r in mine)
 
-        rates = sorted(float(r["trained_tokens_s"]) for r in mine)
+        rates = sorted(r["trained_tokens_s"] for r in mine)
         shown.append((
             arm,
             f"{mid(lambda r: r['ttft_s']['p99']):.2f} s",
