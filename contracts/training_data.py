@@ -65,9 +65,9 @@ def parse_line(text: str | bytes, number: int) -> dict[str, Any]:
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The numbered lines (from 1) of a file, which is never held as a whole. Raises InvalidRequest for a file that is
-    empty or over a limit; checks no line's content."""
-    number = size = 0
+    """The numbered lines (from 1) of a file, without blank ones; it is never held as a whole. Raises InvalidRequest for
+    a file that has none or is over a limit; checks no line's content."""
+    number = size = found = 0
     while line := file.readline(MAX_LINE_BYTES + 2):
         number += 1
         size += len(line)
@@ -75,8 +75,10 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             raise refused(number, f"is over the limit of {MAX_LINES} lines; split the file")
         if size > MAX_FILE_BYTES:
             raise refused(number, f"the file has more than {MAX_FILE_BYTES} bytes; split it")
-        yield number, line
-    if not number:
+        if line.strip():
+            found += 1
+            yield number, line
+    if not found:
         raise InvalidRequest("the file is empty; give one JSON object a line", param=_PARAM, code=_CODE)
 
 

@@ -130,10 +130,11 @@ def test_any_bytes_are_taken_or_refused_with_a_reason(line: bytes) -> None:
 
 
 def test_the_first_wrong_line_of_a_file_is_named() -> None:
-    assert check_lines(read_lines(io.BytesIO(b'{"text": "a"}\n{"text": "b"}'))) == 2
+    assert check_lines(read_lines(io.BytesIO(b'{"text": "a"}\n\n{"text": "b"}\n \n'))) == 2
     for content, reason in (
         (b"", "the file is empty"),
-        (b'{"text": "a"}\n\n{"text": "b"}\n', "line 2: is empty"),
+        (b"\n \n", "the file is empty"),
+        (b'{"text": "a"}\n\n{"text"\n', "line 3: is not JSON"),
         (b'{"text": "a"}\n{"text": "b"\n}\n', "line 2: is not JSON"),
     ):
         with pytest.raises(InvalidRequest, match=reason):

@@ -141,7 +141,7 @@ async def test_a_model_of_one_tenant_is_not_served_to_the_others(t: Tuning) -> N
         (b'{"messages": [{"role": "nobody", "content": "a"}]}', "line 3: "),
         (b'{"a": ' * 100_000, "line 3: "),
         (b"\xff\xfe", "line 3: "),
-        (b'{"text": "' + b"x" * (4 << 20) + b'"}', "line 3: "),
+        (b'{"text": "' + b"x" * (8 << 20) + b'"}', "line 3: "),
     ],
 )
 async def test_bad_data_is_refused_with_its_line_before_anything_starts(t: Tuning, line: bytes, said: str) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.corun import Corun, CorunFit, Errors, Pair, Solo, StepFit
+from worker.core.predictor import Predictor
 
 #: A fit whose mean relative error is at most this needs no closer form.
 GOOD = 0.02
@@ -74,18 +75,7 @@ def errors(made: CorunFit, steps: Iterable[Measurement]) -> Errors:
 
 def predicted_s(made: CorunFit, step: Measurement) -> float:
     """Seconds of a step, from the fits alone. Raises ValueError for a split without a fit."""
-    solo = next((s for s in made.solo if s.share == step.infer), None)
-    pair = next((p for p in made.pairs if (p.infer, p.training) == (step.infer, step.training)), None)
-    if solo is None or (step.training and pair is None):
-        raise ValueError(f"steps with {step.infer} + {step.training} of {made.shares} units were not measured")
-    alone_s = solo.step.seconds(step.batch, step.tokens)
-    if pair is None:
-        factor = 1.0
-    elif pair.step is not None:
-        factor = pair.step.seconds(step.batch, step.tokens) / alone_s if alone_s else 1.0
-    else:
-        factor = made.corun.factor(step.infer / made.shares, step.training / made.shares)
-    return factor * (alone_s + step.prefill_tokens * solo.prefill_token_s)
+    return Predictor(made).latency_s(step.infer, step.training, step.batch, step.tokens, step.prefill_tokens)
 
 
 def step_fit(steps: Sequence[Measurement]) -> StepFit:

@@ -52,6 +52,11 @@ class _Table:
 class Beside(Protocol):
     """Who shares the device's processors with steps (`worker.engine.training`)."""
 
+    @property
+    def active(self) -> bool:
+        """Whether it wants to know of steps now."""
+        ...
+
     def before(self, model: str, batch: int, tokens: int, prefill_tokens: int) -> None:
         """A step begins: `batch` sequences get a token after `tokens` in all, and so many tokens are prefilled."""
         ...
@@ -113,7 +118,7 @@ class Stepping:
 
     def _announce(self, batch: Batch) -> int:
         """Tell `beside` of a step. Returns the number of its decodes."""
-        if self.beside is None:
+        if self.beside is None or not self.beside.active:
             return 0
         decodes = [s for s, count in batch if count == 1 and s.computed + 1 == len(s.tokens)]
         tokens = sum(len(s.tokens) for s in decodes)

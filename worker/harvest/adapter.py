@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from blake3 import blake3
 
-from contracts.errors import ConfigError
 from contracts.finetune import Settings
 from runtime.model_config import ModelConfig
 
@@ -98,8 +97,8 @@ class Adapter:
     """The parameters, float32 `[layers, count]`. scale: factor of every module's output, alpha / rank."""
 
     def __init__(self, config: ModelConfig, settings: Settings, empty: Empty = plain_empty) -> None:
-        """A is drawn by `settings.seed`, B is 0, so that training begins with the base model. Raises ConfigError."""
-        check_settings(settings)
+        """A is drawn by `settings.seed`, B is 0, so that training begins with the base model."""
+
         self.shapes = Shapes.of(config, settings.rank)
         self.scale = settings.alpha / settings.rank
         self.flat = empty((config.layers, self.shapes.count), torch.float32)
@@ -117,22 +116,3 @@ class Adapter:
             for module, pair in layer.items():
                 found |= zip(matrix_names(number, module), pair, strict=True)
         return found
-
-
-def check_settings(settings: Settings) -> None:
-    """Raises ConfigError naming a setting with which nothing can be trained."""
-    wrong = {
-        "rank": (1 <= settings.rank <= 1024, "must be 1 to 1024"),
-        "alpha": (math.isfinite(settings.alpha) and settings.alpha > 0, "must be above 0"),
-        "dropout": (0 <= settings.dropout < 1, "must be at least 0 and below 1"),
-        "learning_rate": (0 < settings.learning_rate < math.inf, "must be above 0; 1e-4 is usual"),
-        "weight_decay": (0 <= settings.weight_decay < math.inf, "must be at least 0"),
-        "warmup_ratio": (0 <= settings.warmup_ratio <= 1, "must be 0 to 1"),
-        "epochs": (settings.epochs >= 1, "must be at least 1"),
-        "batch_size": (settings.batch_size >= 1, "must be at least 1"),
-        "max_tokens": (settings.max_tokens >= 0, "must be at least 0"),
-        "checkpoint_every": (settings.checkpoint_every >= 1, "must be at least 1"),
-    }
-    for name, (right, remedy) in wrong.items():
-        if not right:
-            raise ConfigError(f"{name} = {getattr(settings, name)!r} {remedy}")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.errors import ConfigError
-from contracts.finetune import Job
+from contracts.finetune import Job, check_settings
 from runtime.model_config import load_config
-from worker.harvest.adapter import Adapter, Empty, check_settings, plain_empty
+from worker.harvest.adapter import Adapter, Empty, plain_empty
 from worker.harvest.checkpoints import Checkpoints, Line, State, job_digest, steps_of
 from worker.harvest.data import Examples, Reader
 from worker.harvest.gate import OPEN, Frozen, Gate, Stopped

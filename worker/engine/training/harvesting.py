@@ -145,6 +145,11 @@ class Harvesting:
         return ""
 
     # ---- steps -------------------------------------------------------------------------------------------------
+    @property
+    def active(self) -> bool:
+        """See `Beside.active`."""
+        return self._run is not None
+
     def before(self, model: str, batch: int, tokens: int, prefill_tokens: int) -> None:
         """A step of this model begins: choose the split, and set it."""
         if (run := self._run) is None:

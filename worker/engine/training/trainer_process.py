@@ -95,6 +95,7 @@ class TrainerProcess:
         except (OSError, ValueError, KeyError, TypeError) as error:
             if not isinstance(error, ConnectionError):
                 log.error("a trainer's message cannot be read", error=repr(error))
+            self._from.close()
             self._said.put(None)
             self._woken()
 
@@ -157,6 +158,8 @@ class TrainerProcess:
     # ---- its processors and its end ----------------------------------------------------------------------------
     def let(self, lanes: int, cores: Sequence[int] | None = None) -> None:
         """Let so many lanes compute from their next unit on, on these processors (None: as before)."""
+        if self.ended:
+            return
         before = self.words[Word.LANES]
         self.words[Word.LANES] = lanes
         if cores:
@@ -172,6 +175,8 @@ class TrainerProcess:
 
     def stop(self) -> None:
         """Ask it to end after a checkpoint."""
+        if self.ended:
+            return
         self.words[Word.STOP] = 1
         self._send(wire.Wake())
 
@@ -184,8 +189,9 @@ class TrainerProcess:
             self._process.kill()
         self._process.wait()
         with contextlib.suppress(OSError):
-            self._to.shutdown(socket.SHUT_RDWR)
+            self._to.shutdown(socket.SHUT_RDWR)  # ends the thread that listens
         self._to.close()
+        self.words.close()
         for granules in (*self._slots.values(), self._own):
             self._memory.give(granules, keep=True)
         self._slots.clear()
