@@ -22,6 +22,7 @@ MAX_CALLS = 128
 MAX_SCHEMA_BYTES = 256 << 10
 MAX_SCHEMA_DEPTH = 64
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+_NESTS = frozenset((dict, list))
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -42,14 +43,15 @@ def json_text(value: Any) -> str:
 
 
 def _depth(value: Any) -> int:
-    depth, level = 0, [value]
+    """How deep arrays and objects are nested."""
+    depth, level = 0, [value] if type(value) in _NESTS else []
     while level and depth <= MAX_SCHEMA_DEPTH:
         depth += 1
         level = [
             inner
             for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
+            for inner in (item.values() if type(item) is dict else item)
+            if type(inner) in _NESTS
         ]
     return depth
 

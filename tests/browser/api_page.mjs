@@ -65,7 +65,8 @@ scenario("it lists every route, with its tag, and asks no other host", async (br
     found.map((block) => `${block.querySelector(".opblock-summary-method").textContent.toLowerCase()} ${block.querySelector("[data-path]").dataset.path}`),
   );
   assert.deepEqual(shown.sort(), wanted.sort());
-  assert.equal(await tab.page.locator(".opblock-tag").count(), 6);
+  const tags = new Set(Object.values(described).flatMap((operations) => Object.values(operations).flatMap(({ tags }) => tags)));
+  assert.equal(await tab.page.locator(".opblock-tag").count(), tags.size);
   isClean(tab);
 });
 

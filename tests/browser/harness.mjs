@@ -162,7 +162,7 @@ export class World {
     await tab.evaluate((ms) => window.pass(ms), ms);
   }
 
-  /** Everything that the tab was about to send has been sent: requests that came later have been answered. */
+  /** Everything that the tab was about to send has been sent: requests that came later have been answered, or failed. */
   async settle(tab) {
     await tab.evaluate(SETTLE, this.gateway.url);
     this.forget();
@@ -207,5 +207,5 @@ export class World {
 }
 
 const SETTLE = async (url) => {
-  for (let twice = 0; twice < 2; twice++) await fetch(url + "/settled", { mode: "no-cors" });
+  for (let twice = 0; twice < 2; twice++) await fetch(url + "/settled", { mode: "no-cors" }).catch(() => {});
 };

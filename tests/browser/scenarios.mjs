@@ -328,6 +328,7 @@ scenario("a browser that was offline hints at once when it is online again", asy
   await w.context.setOffline(true);
   for (let turn = 0; turn < 3; turn++) {
     await w.key(tab);
+    await w.settle(tab); // a hint that fails only once it is online again would still be waited after
     await w.pass(tab, 4001);
   }
   await w.gateway.hears();
