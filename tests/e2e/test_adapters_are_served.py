@@ -128,6 +128,8 @@ def test_what_was_trained_is_served_on_every_node_and_removed_while_conversation
     assert words.count("to be started again") == 4 and "ended with status" not in words, words
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_a_model_that_cannot_be_loaded_is_left_out_and_its_base_is_served(tmp_path: Path) -> None:
     damaged = tmp_path / "merged"
     shutil.copytree(DEMO, damaged)

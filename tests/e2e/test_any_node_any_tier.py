@@ -29,8 +29,18 @@ def cold() -> Iterator[Callable[[int], list[str]]]:
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    """Two nodes with every tier."""
-    with Stack(model=MODEL, nodes=2, directory=tmp_path, settings=ALWAYS_LOAD, **SMALL) as made:
+    """Two nodes with every tier, for one test."""
+    yield from two_nodes(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The same for tests that neither restart it nor look at all that it stores."""
+    yield from two_nodes(tmp_path_factory.mktemp("shared"))
+
+
+def two_nodes(directory: Path) -> Iterator[Stack]:
+    with Stack(model=MODEL, nodes=2, directory=directory, settings=ALWAYS_LOAD, **SMALL) as made:
         yield made
 
 
@@ -58,15 +68,16 @@ def settled(url: str, session: str, tier: str, node: str | None = None) -> None:
 
 
 def test_ten_turns_each_on_the_other_node_say_what_a_cold_node_says(
-    cold: Callable[[int], list[str]], stack: Stack
+    cold: Callable[[int], list[str]], shared: Stack
 ) -> None:
-    answers = converse(Chat(stack.url, "moving"), script(1), alternate)
+    answers = converse(Chat(shared.url, "moving"), script(1), alternate)
     assert [a.text for a in answers] == cold(1)
     assert [a.node for a in answers] == [alternate(i) for i in range(10)]
     assert all(a.cached_tokens >= 64 for a in answers[1:]), [a.cached_tokens for a in answers]
     assert answers[-1].cached_tokens > answers[1].cached_tokens
 
 
+@pytest.mark.slow
 def test_a_restart_between_turns_five_and_six_reads_from_ssd(cold: Callable[[int], list[str]], stack: Stack) -> None:
     chat, lines = Chat(stack.url, "restarted"), script(2)
     before = [chat.say(line, alternate(i)) for i, line in enumerate(lines[:5])]
@@ -79,6 +90,8 @@ def test_a_restart_between_turns_five_and_six_reads_from_ssd(cold: Callable[[int
     assert after[0].cached_tokens >= 64 and after[0].cached_tokens > before[2].cached_tokens
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_without_its_disks_a_session_comes_back_from_blob(cold: Callable[[int], list[str]], stack: Stack) -> None:
     chat, lines = Chat(stack.url, "diskless"), script(3)
     before = [chat.say(line, alternate(i)) for i, line in enumerate(lines[:5])]
@@ -93,13 +106,13 @@ def test_without_its_disks_a_session_comes_back_from_blob(cold: Callable[[int], 
 
 
 def test_a_hint_brings_the_cache_into_hbm_of_the_other_node_and_a_spurious_one_harms_nothing(
-    cold: Callable[[int], list[str]], stack: Stack
+    cold: Callable[[int], list[str]], shared: Stack
 ) -> None:
-    chat, lines = Chat(stack.url, "hinted"), script(4)
+    chat, lines = Chat(shared.url, "hinted"), script(4)
     answers = [chat.say(lines[0], "node-0")]
-    settled(stack.url, "hinted", "dram", "node-0")
+    settled(shared.url, "hinted", "dram", "node-0")
     chat.advise("node-1")
-    settled(stack.url, "hinted", "hbm", "node-1")
+    settled(shared.url, "hinted", "hbm", "node-1")
     answers += [chat.say(line, "node-1") for line in lines[1:3]]
     chat.advise("node-0")  # and nobody comes
     answers += converse(chat, lines[3:])
@@ -107,20 +120,20 @@ def test_a_hint_brings_the_cache_into_hbm_of_the_other_node_and_a_spurious_one_h
     assert answers[1].cached_tokens >= 64
 
 
-def test_a_returning_turn_says_where_its_time_went(stack: Stack) -> None:
-    chat, lines = Chat(stack.url, "timed"), script(6)
+def test_a_returning_turn_says_where_its_time_went(shared: Stack) -> None:
+    chat, lines = Chat(shared.url, "timed"), script(6)
     chat.say(lines[0], "node-0")
-    settled(stack.url, "timed", "dram", "node-0")
+    settled(shared.url, "timed", "dram", "node-0")
     ask = {
         "messages": [*chat.messages, {"role": "user", "content": lines[1]}],
         "max_tokens": 8,
         "temperature": 0,
         "stream": True,
     }
-    ask["model"] = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"][0]["id"]
+    ask["model"] = httpx.get(f"{shared.url}/v1/models", timeout=10).json()["data"][0]["id"]
     headers = {"X-Session-Id": "timed", "X-Upbeat-Node": "node-1", "X-Upbeat-Timing": "1"}
     sent_s, first_s = time.monotonic(), 0.0
-    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=ask, headers=headers, timeout=60) as answer:
+    with httpx.stream("POST", f"{shared.url}/v1/chat/completions", json=ask, headers=headers, timeout=60) as answer:
         assert {"admit;", "place;", "prepare;"} <= {
             part.partition("dur")[0] for part in answer.headers["Server-Timing"].split(", ")
         }
@@ -130,7 +143,7 @@ def test_a_returning_turn_says_where_its_time_went(stack: Stack) -> None:
             if not first_s and '"content":"' in line and '"content":""' not in line:
                 first_s = time.monotonic() - sent_s
     (comment,) = [line for line in lines if line.startswith(":")]
-    turn = timed_turn(stack.url, "timed")
+    turn = timed_turn(shared.url, "timed")
     # the other node, or the blob tier where that is sooner
     until, elsewhere = turn["until_first_s"], {"load-peer", "load-blob"}
     assert turn["node"] == "node-1" and {"admit", "place", "prepare", "compute"} <= set(until)
@@ -150,8 +163,8 @@ def timed_turn(url: str, session: str) -> dict[str, Any]:
     pytest.fail(f"the times of {session} never came: {latest}")
 
 
-def test_an_unmodified_client_is_recognised_by_its_history(stack: Stack) -> None:
-    chat = Chat(stack.url)
+def test_an_unmodified_client_is_recognised_by_its_history(shared: Stack) -> None:
+    chat = Chat(shared.url)
     first, second = converse(chat, script(5)[:2])
     assert first.session == second.session and second.cached_tokens >= 64
 
@@ -173,5 +186,5 @@ def _objects(data: Path) -> list[Path]:
     return [p for p in found if not {data / "blob" / "tombstones", data / "blob" / "confirmed"} & set(p.parents)]
 
 
-def test_the_demo_model_answers_a_first_message(stack: Stack) -> None:
-    assert Chat(stack.url).say("My name is Ada. What is my name?").text == "Your name is Ada."
+def test_the_demo_model_answers_a_first_message(shared: Stack) -> None:
+    assert Chat(shared.url).say("My name is Ada. What is my name?").text == "Your name is Ada."

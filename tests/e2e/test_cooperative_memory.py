@@ -165,6 +165,8 @@ def test_case_2_under_pressure_last_layers_are_purged_for_nothing_and_only_they_
         )
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_case_3_without_free_hbm_the_cache_waits_in_dram_and_no_running_request_is_disturbed(
     cold: Callable[[int], list[str]], stack: Stack
 ) -> None:
@@ -191,6 +193,7 @@ def test_case_3_without_free_hbm_the_cache_waits_in_dram_and_no_running_request_
         assert chat.say(lines(seed)[1], "node-1").text == cold(seed)[1]
 
 
+@pytest.mark.slow
 def test_when_not_cooperative_a_hint_stops_at_dram(cold: Callable[[int], list[str]]) -> None:
     with Stack(model=MODEL, nodes=2, settings={"kv": {"cooperative": False}}, **SMALL) as stack:
         chat = opened(stack, 7)

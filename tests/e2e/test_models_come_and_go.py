@@ -34,15 +34,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def alone(models: dict[str, Path]) -> dict[str, list[str]]:
-    """The answers of each model on a device of its own."""
-    found = {}
-    for name, path in models.items():
-        with Stack(model=path, nodes=1, hbm_gib=0.1, dram_gib=0.1) as stack:
-            found[name] = talk(Chat(stack.url, "s", max_tokens=12))
-    return found
+    """The answers of each model with a share of the device to itself."""
+    registered = {name: {"path": str(path)} for name, path in models.items()}
+    with Stack(nodes=1, hbm_gib=0.3, dram_gib=0.1, settings={"sharing": "static", "models": registered}) as stack:
+        return {name: talk(Chat(stack.url, name, max_tokens=12, model=name)) for name in models}
 
 
-@pytest.fixture(scope="module", params=["prism", "swap", "serverless"])
+@pytest.fixture(
+    scope="module", params=["prism", *(pytest.param(p, marks=pytest.mark.slow) for p in ("swap", "serverless"))]
+)
 def stack(
     models: dict[str, Path], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:

@@ -38,6 +38,8 @@ def asked(stack: Stack, model: str, **more: bool) -> str:
     return answer.text
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_who_waits_for_weights_sees_that_they_come_and_official_clients_see_the_answer(stack: Stack) -> None:
     said = {name: Chat(stack.url, f"chat-{name}", model=name, max_tokens=8).say(script(1)[0]).text for name in LAYERS}
     for name in LAYERS:

@@ -122,6 +122,7 @@ def test_layers_that_come_for_their_use_only_compute_the_same_prompts_and_graphs
     assert used == [(when, layer) for _ in cuts for layer in range(model.config.layers) for when in ("before", "after")]
 
 
+@pytest.mark.slow
 def test_what_a_runner_takes_beside_granules_is_counted(tmp_path: Path) -> None:
     reference(tmp_path, "qwen3")
     bench, tokens = Bench(tmp_path), prompt(24)
@@ -195,6 +196,7 @@ def test_decodes_replay_a_graph_a_layer_and_padding_rows_disturb_nothing(bench: 
     assert [layer for layer, _ in graphs] == list(range(bench.model.config.layers))
 
 
+@pytest.mark.slow
 def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_for_it(
     directory: Path, alone: Alone
 ) -> None:
@@ -242,6 +244,7 @@ def test_memory_that_grows_drops_the_graphs_that_hold_its_addresses(directory: P
     )
 
 
+@pytest.mark.slow
 def test_tables_upload_only_what_a_row_did_not_show(bench: Bench) -> None:
     tokens, pages = prompt(CHUNK + 4), bench.pages(CHUNK + 4)
     tables = bench.runner._tables
@@ -278,6 +281,7 @@ def test_a_hook_that_raises_ends_the_step_and_the_same_slices_can_run_again(benc
     torch.testing.assert_close(bench.step(bench.cut(pages, tokens, 0, 5))[0], alone(tokens), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rows_multiplied_alone")
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_batch_invariant_rows_have_the_same_bits_however_they_are_cut_and_batched(directory: Path, dtype: str) -> None:

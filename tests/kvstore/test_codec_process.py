@@ -73,6 +73,8 @@ async def test_a_codec_that_does_not_work_here_stops_the_start_with_the_remedy(m
     assert not arenas_of(stack.config.node(0).arena_stem)
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 async def test_what_was_stored_by_a_codec_is_read_after_a_restart_by_stores_of_any_configuration(make_stack):
     pytest.importorskip("lmcache", reason="the extra [lmcache] is not installed")
     chunks = chunks_of_numbers(5)

@@ -178,6 +178,8 @@ def test_a_way_to_multiply_that_the_library_or_the_processor_lacks_is_not_used()
         kernels.close()
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
 @pytest.mark.parametrize("emulated", [(), ("-DUPBEAT_EMULATE",)])
 @pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake", "sapphirerapids"])

@@ -1,4 +1,4 @@
-"""`python -m worker.harvest.process SOCKET WORDS`: the process that trains, on the host.
+"""`python -m worker.harvest.process SOCKET WORDS NICENESS`: the process that trains, on the host.
 
 Its worker starts it with these two descriptors.
 
@@ -15,24 +15,24 @@ import signal
 import socket
 import sys
 
-from runtime.niceness import TRAINER, step_back
+from runtime.niceness import step_back
 from worker.harvest import wire
 from worker.harvest.word_gate import WordGate
 from worker.harvest.words import Words
 
 
-def _step_aside() -> None:
+def _step_aside(niceness: int) -> None:
     """See the module."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    step_back(TRAINER)
+    step_back(niceness)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")
 
 
 def main() -> None:
     """Entry point."""
-    _step_aside()
+    _step_aside(int(sys.argv[3]))
     worker = socket.socket(fileno=int(sys.argv[1]))
     words = Words(int(sys.argv[2]))
     begin = wire.receive(worker)

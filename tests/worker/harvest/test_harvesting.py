@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from contracts.finetune import Job, JobState
+from runtime import niceness
 from tests.worker.engine_harness import tiny_model
 from tests.worker.harvest.beside import TrainingDevice, adapter, examples, job, losses
 from worker.engine.training import harvesting
@@ -44,6 +45,7 @@ def undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 @pytest.fixture
 def device(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingDevice]:
     monkeypatch.setattr(harvesting, "_AGAIN_S", 0.1)
+    monkeypatch.setattr(niceness, "TRAINER", 0)  # tests that run beside this one would leave it nothing
     made = TrainingDevice(model, tmp_path)
     yield made
     made.close()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runtime import telemetry
+from runtime import niceness, telemetry
 from worker.core.granules import Owner
 from worker.harvest import wire
 from worker.harvest.words import Word, Words
@@ -25,6 +25,8 @@ from worker.memory import exports
 from worker.memory.device_memory import DeviceMemory
 
 log = telemetry.logger("worker.engine.training")
+
+_COMMAND = [sys.executable, "-m", "worker.harvest.process"]
 #: A trainer that does not read its messages for so long is ended, in seconds.
 _SEND_S = 0.2
 #: Wait for granules that are wanted back; then the trainer is ended. A unit takes 10 ms at most, but its processors may
@@ -54,7 +56,7 @@ class TrainerProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, log_file.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "worker.harvest.process", str(theirs.fileno()), str(self.words.fd)],
+                [*_COMMAND, *map(str, (theirs.fileno(), self.words.fd, niceness.TRAINER))],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
