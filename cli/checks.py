@@ -98,9 +98,13 @@ def profile(
             profiles.show(console(), one, path)
 
 
-def probe(address: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port")]) -> int:
+def probe(
+    address: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port")],
+    who: Annotated[str, typer.Argument(help="Who must answer, as in its certificate: scheduler, node-0, ...")] = "",
+) -> int:
     """Exit with status 0 when the service at ADDRESS is healthy: the health check of containers."""
     from cli.probe import healthy
+    from contracts import identity
 
-    why = healthy(address)
+    why = healthy(address, peer=identity.named(who) if who else None)
     return fail(why, 1) if why else 0

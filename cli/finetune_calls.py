@@ -9,8 +9,11 @@ from typing import Any
 import grpc
 
 from cli.client import FAILED, NOBODY, UNKNOWN, USAGE, CallFailed, Gateway
+from cli.operator import operator
+from contracts.identity import SCHEDULER
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc
+from storelink.channel import blocking_channel
 
 TIMEOUT_S = 10.0
 _STATUS = {400: USAGE, 404: UNKNOWN}
@@ -31,7 +34,7 @@ class Jobs:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._channel = grpc.insecure_channel(address)
+        self._channel = blocking_channel(address, SCHEDULER, operator())
         self._stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)  # type: ignore[no-untyped-call]
 
     def submit(self, job: pb.FinetuneJob) -> pb.Finetune:

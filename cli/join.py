@@ -16,6 +16,7 @@ import typer
 from cli.core.plan import joining_plan
 from cli.options import whole_option
 from cli.settings import Flags, join_run_dir, layout, make_directories
+from contracts import identity
 from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.config_file import changed, dump_config, said_config, with_hashed_keys
@@ -154,7 +155,7 @@ async def _ready(config: Config, node: int, *, store: bool) -> tuple[int, str]:
     places = config.node(node)
     asked = {"sidecar": places.devices[0].worker_address} | ({"store": places.store_address} if store else {})
     for name, address in asked.items():
-        if await asyncio.to_thread(healthy, f"grpc://{address}", 2.0):
+        if await asyncio.to_thread(healthy, f"grpc://{address}", 2.0, identity.node(places.name)):
             await asyncio.sleep(_POLL_S)
             waits = "the vLLM server does not serve yet" if name == "sidecar" else "its store does not answer yet"
             return 503, waits

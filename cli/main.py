@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from cli import checks, finetune, keys, queries, workflows
+from cli import certs, checks, finetune, keys, queries, workflows
 from cli.client import USAGE, CallFailed
 from cli.completion import COMPLETE, completion_init, script
 from cli.join import join
@@ -105,5 +105,6 @@ commands.command(add_help_option=False, context_settings=_PASS_ON)(bench)
 commands.command(add_help_option=False, context_settings=_PASS_ON)(simulate)
 commands.command()(completion)
 commands.add_typer(keys.commands())
+commands.add_typer(certs.commands())
 commands.add_typer(workflows.commands())
 commands.add_typer(finetune.commands())

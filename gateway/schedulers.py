@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from contracts.identity import SCHEDULER
 from contracts.ids import SessionKey
 from contracts.rendezvous import rendezvous
 from contracts.v1 import scheduler_pb2 as pb
@@ -35,7 +36,7 @@ class Scheduler:
 
     def __init__(self, address: str) -> None:
         self.address, self.rests_until_s, self.hangs = address, 0.0, asyncio.Event()
-        self.channel = rpc.channel(address, rpc.SCHEDULER_RECONNECT_S)
+        self.channel = rpc.channel(address, SCHEDULER, rpc.SCHEDULER_RECONNECT_S)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
         self.placing = Placing(self.stub)
 

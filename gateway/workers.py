@@ -17,7 +17,8 @@ from typing import Any
 
 import grpc
 
-from contracts import frames
+from contracts import frames, identity
+from contracts.devices import node_of
 from contracts.errors import Unavailable, to_wire
 from contracts.request import Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
@@ -169,7 +170,7 @@ class WorkerStream:
     async def run(self) -> None:
         """Keep the connection up, for ever."""
         failures = 0
-        async with rpc.channel(self.address) as channel:
+        async with rpc.channel(self.address, identity.node(node_of(self.node))) as channel:
             stub: Any = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
             self._stub = stub
             while True:

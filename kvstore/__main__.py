@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from prometheus_client import start_http_server
-
 from contracts.errors import ConfigError
 from contracts.v1.kvstore_pb2_grpc import add_KvStoreServicer_to_server
 from kvstore import failpoints, upkeep
@@ -15,10 +13,11 @@ from kvstore.metrics import log
 from kvstore.node import StoreNode
 from kvstore.server import Server
 from kvstore.tiers import nixl
-from runtime import rpc, service, telemetry
+from runtime import rpc, service
 from runtime.clock import RealClock
 from runtime.config import Config
 from runtime.directory_lock import DirectoryLock
+from runtime.metrics_page import serve_metrics
 
 DRAIN_S = 25.0
 _STOP_S = 0.5
@@ -70,7 +69,7 @@ class KvStoreService:
         """Serve Prometheus metrics at the node's fifth port. The store works without them."""
         host, _, port = self._node.places.store_listen.rpartition(":")
         try:
-            start_http_server(int(port) + METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
+            serve_metrics(host, int(port) + METRICS_PORT)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 

@@ -15,6 +15,7 @@ import grpc
 
 from contracts.advisory import DEFAULT_TTL_S
 from contracts.convert import session_from_wire, session_to_wire
+from contracts.identity import SCHEDULER
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerStub
@@ -63,7 +64,7 @@ class Link:
 
     async def run(self) -> None:
         """Report and execute commands until cancelled; reconnect when the stream breaks."""
-        channel = rpc.channel(self.address, rpc.SCHEDULER_RECONNECT_S)
+        channel = rpc.channel(self.address, SCHEDULER, rpc.SCHEDULER_RECONNECT_S)
         while True:
             connected = False
             try:

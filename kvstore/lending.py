@@ -70,7 +70,7 @@ class Lending:
             return
         loan = _Loan(node, request.lease_id, shape.piece_bytes)
         node.owners[owner] = loan
-        node.leased.open(request.lease_id)
+        node.leased.open(request.lease_id, request.reader)
         wants = [(c.key, tuple(layers_from_bitmap(c.layers, shape.layers))) for c in request.chunks]
         whole = False
         try:

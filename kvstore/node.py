@@ -44,6 +44,7 @@ from runtime.config import Config
 from runtime.directory_lock import DirectoryLock
 from runtime.sections import GIB
 from runtime.service import Tasks
+from storelink import credentials
 
 _TICK_S = 0.25
 #: Least time between two wake-ups for paced prefetches.
@@ -211,6 +212,8 @@ class StoreNode:
 
     async def _start_transport(self) -> Transport:
         choice = self._config.kv.transport
+        if choice == "auto" and credentials.own() is not None:
+            choice = "socket"  # NIXL's wire is not encrypted, and whoever has its key reads the whole arena
         by_nixl = NixlTransport(self.arena, self.leased, f"{self.name}-{self.instance}")
         by_socket = SocketTransport(self.arena, self.leased, self.places.socket_listen, self.places.socket_address)
         made: dict[str, Transport] = {"nixl": by_nixl, "socket": by_socket, "auto": AutoTransport(by_nixl, by_socket)}

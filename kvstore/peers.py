@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import grpc
 
+from contracts import identity
 from contracts.convert import layers_to_bitmap
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
@@ -61,7 +62,7 @@ class Peers:
     def _stub(self, peer: str) -> KvStoreStub:
         address = self.addresses[peer]
         if address not in self._channels:
-            self._channels[address] = rpc.channel(address)
+            self._channels[address] = rpc.channel(address, identity.node(peer))
         return KvStoreStub(self._channels[address])  # type: ignore[no-untyped-call]
 
     def ask(self, question: AskPeer, layers: int) -> None:

@@ -17,6 +17,7 @@ from kvstore.finding import manifest_of, residency
 from kvstore.lending import Lending
 from kvstore.node import StoreNode
 from kvstore.peers import card_to_wire
+from runtime.callers import as_node
 
 
 class Server(KvStoreServicer):
@@ -29,6 +30,7 @@ class Server(KvStoreServicer):
 
     async def Attach(self, messages: AsyncIterator[pb.WorkerToStore], context: Any) -> AsyncIterator[pb.StoreToWorker]:
         """A worker's stream, for as long as it lives."""
+        await as_node(context, "KvStore/Attach", self._node.name)
         attachment = Attachment(self._node)
         self._attachments.add(attachment)
         reading = asyncio.ensure_future(attachment.read(messages))
@@ -44,11 +46,13 @@ class Server(KvStoreServicer):
 
     async def PeerIntroduce(self, request: pb.PeerCard, context: Any) -> pb.PeerCard:
         """This node's identity, and how its arena is read."""
+        await as_node(context, "KvStore/PeerIntroduce", request.node)
         await self._node.ready.wait()
         return card_to_wire(self._node.peers.own_card)
 
     async def PeerLease(self, request: pb.PeerLeaseRequest, context: Any) -> AsyncIterator[pb.PeerPieces]:
         """Pieces, as they become readable here."""
+        await as_node(context, "KvStore/PeerLease", request.reader)
         stream = self._lending.lease(request)
         try:
             async for message in stream:
@@ -58,6 +62,8 @@ class Server(KvStoreServicer):
 
     async def PeerRelease(self, request: pb.PeerReleaseRequest, context: Any) -> pb.PeerReleaseReply:
         """The peer no longer needs the lease."""
+        if (reader := self._node.leased.reader(request.lease_id)) is not None:
+            await as_node(context, "KvStore/PeerRelease", reader)
         self._lending.release(request.lease_id)
         return pb.PeerReleaseReply()
 
@@ -85,6 +91,7 @@ class Server(KvStoreServicer):
 
     async def Flush(self, request: pb.FlushRequest, context: Any) -> pb.FlushReply:
         """Finish write-back within the given time."""
+        await as_node(context, "KvStore/Flush", self._node.name)
         complete, pending = await self._node.flush(min(request.timeout_s, 600.0))
         return pb.FlushReply(complete=complete, pending_bytes=pending)
 

@@ -12,7 +12,15 @@ from contracts.errors import ConfigError
 from runtime.gateway_config import GatewaySection
 from runtime.places import DevicePlaces, NodePlaces, places_of
 from runtime.registered_model import ModelName, RegisteredModel, as_model
-from runtime.sections import FinetuneSection, KvSection, NodesSection, SchedulerSection, VllmSection, WorkerSection
+from runtime.sections import (
+    FinetuneSection,
+    KvSection,
+    NodesSection,
+    SchedulerSection,
+    TlsSection,
+    VllmSection,
+    WorkerSection,
+)
 
 
 class Config(BaseSettings):
@@ -51,6 +59,7 @@ class Config(BaseSettings):
     worker: WorkerSection = WorkerSection()
     vllm: VllmSection = VllmSection()
     finetune: FinetuneSection = FinetuneSection()
+    tls: TlsSection = TlsSection()
 
     @field_validator("model", mode="before")
     @classmethod

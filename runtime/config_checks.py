@@ -66,6 +66,28 @@ def check(config: Config) -> None:
             f"{devices[-1]}; "
             "lower either, nodes.base_port or nodes.device_base_port"
         )
+    _check_internal(config)
+
+
+def _check_internal(config: Config) -> None:
+    """Internal addresses beyond loopback need certificates: any neighbour could read and write KV otherwise."""
+    if config.tls.directory is not None:
+        return
+    nodes, scheduler = config.nodes, config.scheduler
+    schedulers = "scheduler.addresses" if scheduler.addresses else "scheduler.host"
+    hosts = [
+        ("nodes.listen_host", nodes.listen_host),
+        ("nodes.store_host", nodes.store_host),
+        ("nodes.worker_host", nodes.worker_host),
+        ("scheduler.listen_host", scheduler.listen_host),
+        *((schedulers, address.rpartition(":")[0].strip("[]")) for address in config.scheduler_addresses),
+    ]
+    for key, host in hosts:
+        if host and host not in LOOPBACK:
+            raise ConfigError(
+                f"{key} = {host!r}: internal channels beyond loopback need certificates; make them with `upbeat certs "
+                "init` and set tls.directory, or give 127.0.0.1"
+            )
 
 
 def _scheduler_ports(config: Config) -> range:

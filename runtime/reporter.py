@@ -21,6 +21,7 @@ from contracts.context import ContextBound
 from contracts.convert import may_lend_to_wire, move_to_wire, shape_to_wire
 from contracts.counts import Counts
 from contracts.finetune import Trains
+from contracts.identity import SCHEDULER
 from contracts.kv import KvShape
 from contracts.models import ModelState, ModelWire
 from contracts.residency import MayLend, MemoryShare, WeightsMove
@@ -263,7 +264,7 @@ class Link:
 
     async def run(self) -> None:
         """Report until cancelled."""
-        channel = rpc.channel(self._scheduler, rpc.SCHEDULER_RECONNECT_S)
+        channel = rpc.channel(self._scheduler, SCHEDULER, rpc.SCHEDULER_RECONNECT_S)
         stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         try:
             while True:

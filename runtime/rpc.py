@@ -1,4 +1,4 @@
-"""gRPC for all services: channels and servers with the same limits, health check and reflection."""
+"""gRPC for all services: channels and servers with the same limits, certificates, health check and reflection."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from grpc_health.v1 import _async as health_aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from runtime.callers import Authorise
+from storelink import credentials
 from storelink.channel import OPTIONS, channel
 
 __all__ = ["SCHEDULER_RECONNECT_S", "channel", "server", "set_serving"]
@@ -21,17 +23,21 @@ SCHEDULER_RECONNECT_S = 0.25
 def server(
     listen: str, service_names: Sequence[str], limits: Mapping[str, int] | None = None
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
-    """A server bound to `listen`, with health check and reflection; the caller adds services and starts it. limits:
+    """A server bound to `listen`, with health check and reflection; the caller adds services and starts it. Where this
+    process has a certificate, it asks for one, and lets each caller do what `contracts.identity.MAY_CALL` says. limits:
     gRPC options that replace the shared ones.
 
     Raises OSError naming the address when it cannot listen there.
     """
-    made = grpc.aio.server(options=list((dict(OPTIONS) | dict(limits or {})).items()))
+    own = credentials.own()
+    made = grpc.aio.server(
+        options=list((dict(OPTIONS) | dict(limits or {})).items()), interceptors=[] if own is None else [Authorise()]
+    )
     checker = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, made)
     reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], made)
     try:
-        bound = made.add_insecure_port(listen)
+        bound = made.add_insecure_port(listen) if own is None else made.add_secure_port(listen, own.server())
     except RuntimeError as e:
         raise OSError(f"cannot listen on {listen}: {e}; is another stack running there?") from e
     if not bound:

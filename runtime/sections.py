@@ -212,6 +212,21 @@ class NodesSection(BaseModel):
     ucx_interface: str = "lo"
 
 
+class TlsSection(BaseModel):
+    """TLS with certificates on both sides of every internal channel."""
+
+    model_config = STRICT
+    #: Directory with this process's certificate: tls.crt, tls.key and ca.crt, as in a Kubernetes TLS secret; or one as
+    #: `upbeat certs init` makes it, with a directory for each identity. None: no TLS, and no internal address beyond
+    #: loopback.
+    directory: Path | None = None
+
+    @field_validator("directory")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
+
+
 class FinetuneSection(BaseModel):
     """Fine-tuning through the API: files (DATA/files) and jobs (DATA/adapters)."""
 

@@ -21,11 +21,14 @@ from typing import Any, NamedTuple, Protocol
 
 import uvloop
 
+from contracts import identity
 from contracts.errors import ConfigError
 from contracts.exits import START_AGAIN
+from contracts.identity import Identity, Role
 from runtime import telemetry
 from runtime.config import Config
 from runtime.config_file import load_config
+from runtime.own_certificate import use_certificate
 
 log = telemetry.logger("runtime.service")
 
@@ -156,12 +159,13 @@ def arguments(service: str, *, with_node: bool = False, with_device: bool = Fals
             "--number", type=int, default=0, help=f"which {service} of the configuration this is, from 0"
         )
     given = parser.parse_args()
+    number = given.node if with_node else given.number if numbered else 0
     try:
         config = load_config(given.config)
+        use_certificate(config, identity.node(f"node-{number}") if with_node else Identity(Role(service)))
     except ConfigError as e:
         print(f"upbeat-{service}: {e}", file=sys.stderr)
         raise SystemExit(2) from e
-    number = given.node if with_node else given.number if numbered else 0
     device = given.device if with_device else 0
     name = f"{service}-{number}" if with_node or number else service
     telemetry.configure_logs(f"{name}-{device}" if with_device and config.nodes.devices > 1 else name, config.log_level)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from contracts import identity
 from contracts.errors import ConfigError
 from runtime.config import Config
+from runtime.own_certificate import place_of
 from runtime.vllm_checks import check_codecs
 
 
@@ -24,7 +26,8 @@ def transfer_config(config: Config, node: int, device: int, wake: Path) -> dict[
         "kv_role": "kv_both",
         "kv_connector_module_path": "upbeat_vllm.connector",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
+        "kv_connector_extra_config": _certificate(config, node)
+        | {
             "store": config.node(node).store_address,
             "secret": str(config.data / "secret"),
             "device": device,
@@ -32,3 +35,11 @@ def transfer_config(config: Config, node: int, device: int, wake: Path) -> dict[
             "warm_up": config.vllm.warm_up,
         },
     }
+
+
+def _certificate(config: Config, node: int) -> dict[str, str]:
+    """What the connector needs to call a store that asks for a certificate."""
+    if config.tls.directory is None:
+        return {}
+    who = identity.node(config.node(node).name)
+    return {"node": who.name, "tls": str(place_of(config.tls.directory, who))}

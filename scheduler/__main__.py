@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 
-from prometheus_client import start_http_server
-
 from contracts.errors import ConfigError
 from runtime import telemetry
 from runtime.config import Config
+from runtime.metrics_page import serve_metrics
 from runtime.service import Tasks, arguments, run, serve
 from scheduler.metrics import METRICS_PORT, metrics_port
 from scheduler.server import SchedulerService
@@ -27,7 +26,7 @@ class _Process(SchedulerService):
         try:
             if shown is None:
                 raise OSError(f"port {int(port) + METRICS_PORT} is another service's in this configuration")
-            start_http_server(shown, addr=host, registry=telemetry.REGISTRY)
+            serve_metrics(host, shown)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 

@@ -16,6 +16,7 @@ from contracts.errors import NotFound, RequestError, to_wire
 from contracts.turn_times import MOST_TOGETHER, checked
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
+from runtime.callers import as_itself
 from runtime.clock import Clock, RealClock
 from runtime.config import Config
 from runtime.registry import registered
@@ -195,7 +196,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[Any]:
         """See the proto."""
         try:
-            async for message in self.reports.of_worker(request_iterator):
+            async for message in self.reports.of_worker(
+                as_itself(request_iterator, context, "Scheduler/WorkerReports")
+            ):
                 yield message
         except RequestError as e:
             log.error("a worker was refused", error=e.message)
@@ -206,7 +209,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[Any]:
         """See the proto."""
         try:
-            async for message in self.reports.of_store(request_iterator):
+            reports = as_itself(request_iterator, context, "Scheduler/StoreReports")
+            async for message in self.reports.of_store(reports):
                 yield message
         except RequestError as e:
             log.error("a store was refused", error=e.message)

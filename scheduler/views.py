@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from contracts import identity
 from contracts.convert import session_from_wire, session_to_wire
 from contracts.devices import node_of, number_of
 from contracts.ids import SessionKey
@@ -169,7 +170,7 @@ class Views:
     async def _residency(self, node: str, key: SessionKey, *, local: bool) -> kvstore_pb2.ResidencyReply | None:
         address = self._control.fleet.nodes[node].store_address
         if address not in self._channels:
-            self._channels[address] = rpc.channel(address)
+            self._channels[address] = rpc.channel(address, identity.node(node))
         stub: Any = kvstore_pb2_grpc.KvStoreStub(self._channels[address])  # type: ignore[no-untyped-call]
         try:
             reply: kvstore_pb2.ResidencyReply = await stub.Residency(

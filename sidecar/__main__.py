@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import start_http_server
-
 from contracts.context import ContextBound
 from contracts.errors import ConfigError
 from contracts.http_flights import MESSAGE_BYTES
@@ -25,6 +23,7 @@ from runtime.config import Config
 from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.kept import kept
+from runtime.metrics_page import serve_metrics
 from runtime.model_directory import weight_bytes
 from runtime.model_names import hub_id
 from runtime.registry import registered
@@ -167,7 +166,7 @@ class SidecarProcess:
         telemetry.REGISTRY.register(metrics)
         try:
             host = self.own.worker_listen.rpartition(":")[0]
-            self._metrics, _ = start_http_server(self.own.metrics_port, addr=host, registry=telemetry.REGISTRY)
+            self._metrics = serve_metrics(host, self.own.metrics_port)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from contracts import identity
 from contracts.convert import shape_to_wire
 from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
 from storelink.arena_file import HugePages
@@ -32,7 +33,8 @@ class StoreLink:
     """One worker's attachment to `address`, for all of its models.
 
     Of n models, the i-th (from 0) numbers its loads and saves i + 1 modulo n, so numbers identify the model. hugepages:
-    `kv.hugepages`, the store's setting too. device: the worker's device number on the node.
+    `kv.hugepages`, the store's setting too. device: the worker's device number on the node. node: its name, which the
+    store must have in its certificate.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class StoreLink:
         log: Log,
         hugepages: HugePages = "auto",
         device: int = 0,
+        node: str = "",
     ) -> None:
         """Must be called on the event loop that `run` will run on."""
         self.address, self.worker_id, self._ends = address, worker_id, tuple(ends)
-        self._log, self._hugepages, self._device = log, hugepages, device
+        self._log, self._hugepages, self._device, self._node = log, hugepages, device, node
         self._outgoing: asyncio.Queue[kvstore_pb2.WorkerToStore] | None = None
         #: Queries that every model must answer: number of answers still missing.
         self._asked_of_all: dict[int, int] = {}
@@ -64,7 +67,7 @@ class StoreLink:
 
     async def run(self) -> None:
         """Stay attached until cancelled."""
-        opened = channel(self.address)
+        opened = channel(self.address, identity.node(self._node))
         stub: Any = kvstore_pb2_grpc.KvStoreStub(opened)  # type: ignore[no-untyped-call]
         warned = ""
         try:

@@ -12,6 +12,7 @@ import grpc
 from contracts.context import ContextBound
 from contracts.finetune import Job
 from contracts.finetune_wire import job_to_wire
+from contracts.identity import SCHEDULER
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc
 from runtime import rpc
@@ -47,7 +48,7 @@ class FinetuneStack:
     async def start(self) -> None:
         for number in range(len(self.config.scheduler_addresses)):
             await self.start_scheduler(number)
-        self.channels = [rpc.channel(address) for address in self.config.scheduler_addresses]
+        self.channels = [rpc.channel(address, SCHEDULER) for address in self.config.scheduler_addresses]
         self.stubs: list[Any] = [scheduler_pb2_grpc.SchedulerStub(channel) for channel in self.channels]
         for number in range(len(self.trainers)):
             self.running.append(asyncio.ensure_future(self._store(number)))

@@ -9,7 +9,6 @@ import sys
 import time
 
 import torch
-from prometheus_client import start_http_server
 
 from contracts.errors import ConfigError
 from contracts.exits import START_AGAIN, WRONG_USAGE
@@ -22,6 +21,7 @@ from runtime.config import Config
 from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.gpus import others, show_only
+from runtime.metrics_page import serve_metrics
 from runtime.registry import as_only, load_links, registered
 from runtime.reporter import PlacedWeights, Reported, Reporter
 from runtime.service import Tasks, arguments, run, serve
@@ -105,7 +105,9 @@ class WorkerProcess:
         if config.kv.cache:
             ends = [serving.end for serving in self.servings]
             log_of_link = telemetry.logger("storelink.link")
-            link = StoreLink(places.store_address, own.name, ends, log_of_link, config.kv.hugepages, own.number)
+            link = StoreLink(
+                places.store_address, own.name, ends, log_of_link, config.kv.hugepages, own.number, places.name
+            )
             for serving in self.servings:
                 serving.executor.link = serving.loader.link = link
             self.tasks.start(link.run(), "store link")
@@ -196,7 +198,7 @@ class WorkerProcess:
         )
         host = self.own.worker_listen.rpartition(":")[0]
         try:
-            start_http_server(self.own.metrics_port, addr=host, registry=telemetry.REGISTRY)
+            serve_metrics(host, self.own.metrics_port)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 

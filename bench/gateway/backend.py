@@ -19,6 +19,7 @@ import grpc
 import uvloop
 
 from contracts import frames
+from contracts.identity import SCHEDULER
 from contracts.request import Accepted, GenerateRequest, Output
 from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from runtime import rpc
@@ -200,7 +201,7 @@ async def serve(given: argparse.Namespace) -> None:
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
     await server.start()
     await asyncio.get_running_loop().create_server(Http, "127.0.0.1", given.http_port)
-    async with rpc.channel(given.scheduler) as channel:
+    async with rpc.channel(given.scheduler, SCHEDULER) as channel:
         stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         await asyncio.gather(
             _drain(stub.WorkerReports(worker.reports(), wait_for_ready=True)),

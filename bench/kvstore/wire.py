@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from contracts import identity
 from contracts.convert import manifest_to_wire, session_to_wire, shape_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
@@ -110,7 +111,7 @@ class Worker:
         self._ids = 0
 
     async def __aenter__(self) -> Worker:
-        self._channel = rpc.channel(self._address)
+        self._channel = rpc.channel(self._address, identity.node(""))
         self.stub = KvStoreStub(self._channel)
         self._welcome: asyncio.Future[pb.AttachWelcome] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.ensure_future(self._read())

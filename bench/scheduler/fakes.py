@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from contracts.identity import SCHEDULER
 from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc
 
@@ -134,7 +135,7 @@ def reporting(address: str, nodes: int, sessions: int, every_s: float) -> Iterat
 async def _report(address: str, fleet: FakeFleet) -> None:
     took = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(took), sys.stdin)
-    async with rpc.channel(address) as channel:
+    async with rpc.channel(address, SCHEDULER) as channel:
         running = asyncio.ensure_future(fleet.run(scheduler_pb2_grpc.SchedulerStub(channel)))  # type: ignore[no-untyped-call]
         while line := await took.readline():
             node, request_id = line.decode().split()

@@ -28,6 +28,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from contracts.identity import SCHEDULER
 from contracts.v1 import common_pb2, scheduler_pb2_grpc
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.placing import Placing
@@ -49,7 +50,7 @@ class PlayedNode:
 
     def __init__(self, address: str, number: int, sessions: int) -> None:
         self.name = f"node-{number}"
-        self.channels = [rpc.channel(address, rpc.SCHEDULER_RECONNECT_S) for _ in range(2)]
+        self.channels = [rpc.channel(address, SCHEDULER, rpc.SCHEDULER_RECONNECT_S) for _ in range(2)]
         shape = common_pb2.KvShape(
             fingerprint=b"f" * 32, layers=24, kv_heads=8, head_dim=64, chunk_tokens=64, dtype="bfloat16"
         )
@@ -132,7 +133,7 @@ class Asker:
     """Asks for placements continuously. seconds: the answers' latencies by their start."""
 
     def __init__(self, address: str) -> None:
-        self.channel = rpc.channel(address)
+        self.channel = rpc.channel(address, SCHEDULER)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
         self.placing = Placing(self.stub)
         self.answers: list[tuple[float, float]] = []

@@ -64,18 +64,21 @@ class Transport(Protocol):
 
 
 class LeasedRanges:
-    """Which ranges of this node's arena each lease may read. The socket transport checks it. Thread-safe."""
+    """Which ranges of this node's arena each lease may read, and which node may. The socket transport checks it.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranges: dict[str, dict[int, int]] = {}
+        self._readers: dict[str, str] = {}
         #: Called when a lease is opened.
         self.opened: Callable[[], None] = lambda: None
 
-    def open(self, lease: str) -> None:
-        """Open a lease without ranges."""
+    def open(self, lease: str, reader: str) -> None:
+        """Open a lease without ranges for the node `reader`."""
         with self._lock:
             self._ranges.setdefault(lease, {})
+            self._readers[lease] = reader
         self.opened()
 
     def add(self, lease: str, ranges: Iterable[tuple[int, int]]) -> None:
@@ -87,6 +90,12 @@ class LeasedRanges:
         """The lease ended."""
         with self._lock:
             self._ranges.pop(lease, None)
+            self._readers.pop(lease, None)
+
+    def reader(self, lease: str) -> str | None:
+        """The node that an open lease is for."""
+        with self._lock:
+            return self._readers.get(lease)
 
     def allowed(self, lease: str, offset: int, length: int) -> bool:
         """Whether exactly this range is leased to it."""

@@ -3,6 +3,9 @@
 Only ranges leased to the reader are served, and lengths are checked before anything is sent or read. Threads and
 blocking sockets on both sides: bytes move between socket and arena without passing through Python objects.
 
+Where the process has a certificate, both sides use TLS: the reader must be the node that the lease is for, and the
+owner the node that is asked.
+
 Request: magic, length of the lease name, number of ranges; the name; (offset, length) per range. Answer: one status
 byte (1: the bytes follow, 0: refused).
 """
@@ -12,14 +15,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+from contracts import identity
+from contracts.identity import Role, identity_of
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
+from storelink import credentials
 
 _MAGIC = b"UPBT"
 _HEAD = struct.Struct("<4sHI")
@@ -28,6 +36,8 @@ _MAX_RANGES, _MAX_NAME = 1 << 16, 256
 #: Timeouts of an idle connection, and of one whole read.
 _IDLE_S, _READ_S = 120.0, 4.0
 _CONNECTIONS = 4
+#: Timeout of a TLS handshake.
+_HANDSHAKE_S = 2.0
 
 
 class SocketTransport:
@@ -47,6 +57,8 @@ class SocketTransport:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._stopped = False
+        self._own = credentials.own()
+        self._serving = self._own.server_context() if self._own else None
 
     async def start(self) -> None:
         """Raises OSError naming the address when the port is in use."""
@@ -74,12 +86,28 @@ class SocketTransport:
             threading.Thread(target=self._serve, args=(connection,), name="peer-serve", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        try:
-            with connection, contextlib.suppress(OSError, struct.error, ValueError):
-                while self._answer(connection):
+        with contextlib.suppress(OSError, struct.error, ValueError), self._secured(connection) as secured:
+            try:
+                while self._answer(secured):
                     pass
-        finally:
-            self._open.discard(connection)
+            finally:
+                self._open.discard(secured)
+        self._open.discard(connection)
+        connection.close()
+
+    def _secured(self, connection: socket.socket) -> socket.socket:
+        """The connection after its handshake. Raises OSError."""
+        if self._serving is None:
+            return connection
+        connection.settimeout(_HANDSHAKE_S)
+        secured = self._serving.wrap_socket(connection, server_side=True)
+        secured.settimeout(_IDLE_S)
+        self._open.add(secured)
+        self._open.discard(connection)
+        return secured
+
+    def _may_read(self, connection: socket.socket, lease: str) -> bool:
+        return not isinstance(connection, ssl.SSLSocket) or _node_of(connection) == self._leases.reader(lease)
 
     def _answer(self, connection: socket.socket) -> bool:
         magic, name_length, count = _HEAD.unpack(_receive(connection, _HEAD.size))
@@ -87,7 +115,8 @@ class SocketTransport:
             return False
         lease = _receive(connection, name_length).decode()
         ranges = list(_RANGE.iter_unpack(_receive(connection, count * _RANGE.size)))
-        if not all(self._leases.allowed(lease, offset, length) for offset, length in ranges):
+        allowed = self._may_read(connection, lease)
+        if not allowed or not all(self._leases.allowed(lease, offset, length) for offset, length in ranges):
             connection.sendall(b"\0")
             return True
         connection.sendall(b"\1")
@@ -100,11 +129,10 @@ class SocketTransport:
     async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp = never) -> bool:
         if self._stopped:
             return False
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._read, peer.socket_address, lease, ranges, given_up
-        )
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, peer, lease, ranges, given_up)
 
-    def _read(self, address: str, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp) -> bool:
+    def _read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp) -> bool:
+        address = peer.socket_address
         if given_up():
             return False
         deadline = time.monotonic() + self._read_s
@@ -115,7 +143,7 @@ class SocketTransport:
             + b"".join(_RANGE.pack(there, length) for there, _, length in ranges)
         )
         for reused in (True, False):
-            connection = self._connect(address, reused)
+            connection = self._connect(peer, reused)
             if connection is None:
                 continue
             self._open.add(connection)
@@ -144,7 +172,8 @@ class SocketTransport:
             return answer == b"\1"
         return False
 
-    def _connect(self, address: str, reused: bool) -> socket.socket | None:
+    def _connect(self, peer: Card, reused: bool) -> socket.socket | None:
+        address = peer.socket_address
         if reused:
             with self._lock:
                 idle = self._idle.get(address)
@@ -152,10 +181,13 @@ class SocketTransport:
         host, _, port = address.rpartition(":")
         try:
             connection = socket.create_connection((host, int(port)), timeout=self._read_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._own is None:
+                return connection
+            name = identity.node(peer.node).dns
+            return self._own.client_context().wrap_socket(connection, server_hostname=name)
         except (OSError, ValueError):
             return None
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
 
     def _keep(self, address: str, connection: socket.socket) -> None:
         with self._lock:
@@ -199,3 +231,10 @@ def _receive_into(connection: socket.socket, view: memoryview, deadline: float |
         if not got:
             raise ConnectionError("the peer closed the connection")
         view = view[got:]
+
+
+def _node_of(connection: ssl.SSLSocket) -> str:
+    """The node that the other side's certificate names; empty: none."""
+    names: Any = (connection.getpeercert() or {}).get("subjectAltName", ())
+    who = identity_of(value for kind, value in names if kind == "DNS")
+    return who.name if who is not None and who.role is Role.NODE else ""

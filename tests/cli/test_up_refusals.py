@@ -122,6 +122,7 @@ def test_a_kept_key_that_is_none(up: UpbeatUp, refused: Callable[..., str], monk
 )
 def test_a_port_that_somebody_has(up: UpbeatUp, offset: int, purpose: str) -> None:
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of what an earlier test left in TIME_WAIT
         taken.bind(("127.0.0.1", up.port + offset))
         taken.listen()
         line = refusal(up)

@@ -7,23 +7,28 @@ from typing import Any
 import pytest
 
 from contracts.errors import ConfigError
+from runtime.config import Config
 from runtime.config_file import load_config
+
+#: What addresses beyond loopback need.
+CERTIFICATES = {"tls": {"directory": "/certs"}}
+
+
+def scheduler(**said: Any) -> Config:
+    return load_config(None, CERTIFICATES | {"scheduler": said})
 
 
 def test_one_is_the_default_several_are_at_consecutive_ports_or_where_they_are_said_to_be() -> None:
     assert load_config().scheduler_addresses == ("127.0.0.1:8081",)
-    assert load_config(None, {"scheduler": {"host": "h", "port": 7000, "count": 3}}).scheduler_addresses == (
-        "h:7000",
-        "h:7001",
-        "h:7002",
-    )
-    config = load_config(None, {"scheduler": {"addresses": ["a:1", "[::1]:2"], "listen_host": "0.0.0.0"}})
+    assert scheduler(host="h", port=7000, count=3).scheduler_addresses == ("h:7000", "h:7001", "h:7002")
+    config = scheduler(addresses=["a:1", "[::1]:2"], listen_host="0.0.0.0")
     assert config.scheduler_addresses == ("a:1", "[::1]:2")
     assert [config.scheduler_listen(n) for n in range(2)] == ["0.0.0.0:1", "0.0.0.0:2"]
-    assert load_config(None, {"scheduler": {"addresses": ["a:1", "[::1]:2"]}}).scheduler_listen(1) == "[::1]:2"
+    assert scheduler(addresses=["a:1", "[::1]:2"]).scheduler_listen(1) == "[::1]:2"
 
 
 def test_addresses_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPBEAT__TLS__DIRECTORY", "/certs")
     monkeypatch.setenv("UPBEAT__SCHEDULER__ADDRESSES", '["scheduler:8081", "scheduler-1:8081"]')
     assert load_config().scheduler_addresses == ("scheduler:8081", "scheduler-1:8081")
 
@@ -39,6 +44,9 @@ def test_addresses_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch
         ({"addresses": ["a:0"]}, "scheduler.addresses = 'a:0'", "give a port"),
         ({"addresses": ["a:1", "a:1"]}, "scheduler.addresses = 'a:1' twice", "once"),
         ({"addresses": ["a:1", "b:1"], "count": 3}, "scheduler.count = 3", "remove one"),
+        ({"addresses": ["127.0.0.1:1", "b:1"]}, "scheduler.addresses = 'b'", "tls.directory"),
+        ({"host": "b"}, "scheduler.host = 'b'", "tls.directory"),
+        ({"listen_host": "0.0.0.0"}, "scheduler.listen_host = '0.0.0.0'", "tls.directory"),
     ],
 )
 def test_a_wrong_value_stops_the_start_naming_key_value_and_remedy(

@@ -21,6 +21,8 @@ import pytest
 
 from contracts.ids import SessionKey
 from runtime.config_file import dump_config, load_config
+from storelink import credentials
+from tests.certificates import certificates
 from tests.faults.netns import INTERFACE, Network, NotPermitted
 from tests.kvstore.conftest import Stack
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_chunks, make_manifest, make_shape
@@ -51,6 +53,11 @@ class NamespacedStack(Stack):
             [*self.network.inside(node), *command], stdout=log, stderr=log, cwd=root
         )
 
+    def worker(self, node: int) -> FakeWorker:
+        """One on the node, with its certificate."""
+        certificate = self.config.tls.directory / f"node-{node}"
+        return FakeWorker(self.address(node), [SHAPE], certificate=certificate)
+
 
 @pytest.fixture
 def network() -> Iterator[Network]:
@@ -75,6 +82,7 @@ def stack(
             "ucx_interface": INTERFACE,
         },
         "kv": {"dram_gib": 0.0625, "transport": request.param},
+        "tls": {"directory": str(certificates(tmp_path / "certs", 2))},
     }
     config = load_config(None, overrides)
     file = tmp_path / "config.yaml"
@@ -84,6 +92,7 @@ def stack(
         made.start(node)
     yield made
     made.stop()
+    credentials.use(None)
 
 
 def session(number: int) -> SessionKey:
@@ -135,7 +144,7 @@ async def until_peers_are_read(
 
 async def test_while_the_network_is_whole_peers_are_read_through_it(stack):
     numbers = itertools.count(1)
-    async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
+    async with stack.worker(0) as first, stack.worker(1) as second:
         await until_peers_are_read(stack, first, second, numbers)
         said = await store_metrics(stack.address(1))
         assert said['read_bytes_total{source="peer"}'] >= 4 * SHAPE.chunk_bytes
@@ -144,7 +153,7 @@ async def test_while_the_network_is_whole_peers_are_read_through_it(stack):
 @pytest.mark.parametrize("cut", CUTS)
 async def test_a_partition_before_a_load_costs_the_peer_and_not_the_answer(stack, cut):
     numbers = itertools.count(1)
-    async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
+    async with stack.worker(0) as first, stack.worker(1) as second:
         await until_peers_are_read(stack, first, second, numbers)
         only_there = await saved(stack, first, 100, 10, in_blob=False)
         in_blob = await saved(stack, first, 101, 10, in_blob=True)
@@ -162,7 +171,7 @@ async def test_a_partition_before_a_load_costs_the_peer_and_not_the_answer(stack
 @pytest.mark.parametrize("cut", CUTS)
 async def test_a_partition_in_the_middle_of_a_transfer(stack, cut):
     numbers = itertools.count(1)
-    async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
+    async with stack.worker(0) as first, stack.worker(1) as second:
         await until_peers_are_read(stack, first, second, numbers)
         only_there = await saved(stack, first, 100, 40, in_blob=False)
         again = await saved(stack, first, 102, 40, in_blob=True)
@@ -187,7 +196,7 @@ async def test_a_partition_in_the_middle_of_a_transfer(stack, cut):
 
 async def test_a_slow_link_costs_only_time(stack):
     numbers = itertools.count(1)
-    async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
+    async with stack.worker(0) as first, stack.worker(1) as second:
         await until_peers_are_read(stack, first, second, numbers)
         chunks = await saved(stack, first, 100, 20, in_blob=True)
         try:
@@ -203,7 +212,7 @@ async def test_a_slow_link_costs_only_time(stack):
 
 async def test_a_distant_peer_is_read_all_the_same(stack):
     numbers = itertools.count(1)
-    async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
+    async with stack.worker(0) as first, stack.worker(1) as second:
         try:
             stack.network.slow(1, 0, delay_ms=80)
         except NotPermitted as e:
@@ -216,7 +225,7 @@ async def test_a_distant_peer_is_read_all_the_same(stack):
 async def test_nodes_that_fetch_from_each_other_over_a_network_that_comes_and_goes(stack, seed):
     print(f"seed {seed}")
     rng, numbers = random.Random(seed), itertools.count(1)
-    async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
+    async with stack.worker(0) as first, stack.worker(1) as second:
         await until_peers_are_read(stack, first, second, numbers)
         for turn in range(6):
             number = 1000 + 10 * turn

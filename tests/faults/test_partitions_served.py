@@ -25,7 +25,9 @@ import pytest
 from loadtest.stack import Stack
 from runtime.config import Config
 from runtime.config_file import dump_config, load_config
+from storelink import credentials
 from storelink.arena_sharing import arenas_of, remove_dead
+from tests.certificates import certificates
 from tests.e2e.chat import Chat, script
 from tests.faults.netns import INTERFACE, Network, NotPermitted
 from tests.kvstore.store_metrics import store_metrics
@@ -145,12 +147,15 @@ def stack(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[PartedSt
                 # Loads are tried here, however much sooner so small a model computes.
                 "kv": {"hbm_gib": 0.125, "dram_gib": 0.125, "load_plan": False},
                 "worker": {"threads": 1},
+                "tls": {"directory": str(certificates(tmp_path / "certs", 2))},
             }
             config = load_config(None, overrides)
             file = tmp_path / "config.yaml"
             file.write_text(dump_config(config))
             with PartedStack(network, config, file) as made:
+                credentials.use(tmp_path / "certs" / "operator")
                 yield made
+            credentials.use(None)
     except NotPermitted as e:
         pytest.skip(f"network namespaces are not to be had here: {e}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from contracts.identity import SCHEDULER
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc
 from gateway.placing import Placing
@@ -44,7 +45,7 @@ async def asked(free_ports: Callable[[int], int]) -> AsyncIterator[tuple[Answeri
     answering = Answering()
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(answering, server)
     await server.start()
-    channel = rpc.channel(address)
+    channel = rpc.channel(address, SCHEDULER)
     placing = Placing(scheduler_pb2_grpc.SchedulerStub(channel))
     yield answering, placing, server
     await placing.close()

@@ -12,6 +12,7 @@ from types import TracebackType
 import grpc
 import numpy as np
 
+from contracts import identity
 from contracts.convert import layers_to_bitmap, manifest_to_wire, session_to_wire, shape_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
@@ -19,6 +20,7 @@ from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from runtime import rpc
+from storelink import credentials
 from storelink.arena_sharing import SharedArena
 
 LIMIT_S = 30.0
@@ -38,10 +40,18 @@ class Loaded:
 class FakeWorker:
     """One attachment. Use as an async context manager."""
 
-    def __init__(self, address: str, shapes: Sequence[KvShape], worker_id: str = "fake", device: int = 0) -> None:
+    def __init__(
+        self,
+        address: str,
+        shapes: Sequence[KvShape],
+        worker_id: str = "fake",
+        device: int = 0,
+        certificate: Path | None = None,
+    ) -> None:
+        """certificate: its node's directory, where the store asks for one."""
         self._address = address
         self._shapes = shapes
-        self._worker_id, self._device = worker_id, device
+        self._worker_id, self._device, self._certificate = worker_id, device, certificate
         self._outgoing: asyncio.Queue[pb.WorkerToStore | None] = asyncio.Queue()
         self._ids = 0
         self._welcome: asyncio.Future[pb.AttachWelcome] = asyncio.get_running_loop().create_future()
@@ -55,7 +65,8 @@ class FakeWorker:
         self.hbm_answer = common_pb2.TierResidency(tier="hbm", tokens=0)
 
     async def __aenter__(self) -> FakeWorker:
-        self.channel = rpc.channel(self._address)
+        credentials.use(self._certificate)
+        self.channel = rpc.channel(self._address, identity.node(self._certificate.name if self._certificate else ""))
         self.stub = KvStoreStub(self.channel)
         self._reading = asyncio.ensure_future(self._read())
         hello = pb.AttachHello(

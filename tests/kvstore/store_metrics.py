@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 
+from storelink import credentials
+
 
 async def store_metrics(address: str) -> dict[str, float]:
     """Samples by name and labels as Prometheus writes them, without the prefix `upbeat_kvstore_`. `address`: the
-    store's gRPC address."""
+    store's gRPC address. Shows the certificate that this process uses, if any."""
     host, _, port = address.rpartition(":")
-    answer = await asyncio.to_thread(urllib.request.urlopen, f"http://{host}:{int(port) + 4}/metrics", None, 20)
+    own = credentials.own()
+    context = own.client_context() if own else None
+    if context is not None:
+        context.check_hostname = False
+    url = f"{'http' if own is None else 'https'}://{host}:{int(port) + 4}/metrics"
+    answer = await asyncio.to_thread(urllib.request.urlopen, url, None, 20, context=context)
     samples: dict[str, float] = {}
     for line in answer.read().decode().splitlines():
         if line.startswith("upbeat_kvstore_"):

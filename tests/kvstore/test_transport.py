@@ -65,7 +65,7 @@ class Pair:
             self.card = self.card._replace(nixl_metadata=b"nonsense")
 
     def lease(self, name: str, ranges: list[PeerRange]) -> None:
-        self.leases.open(name)
+        self.leases.open(name, "reader")
         self.leases.add(name, [(there, length) for there, _, length in ranges])
 
     async def read(self, ranges: list[PeerRange], lease: str = "lease") -> bool:
@@ -203,7 +203,7 @@ async def sockets(arena, tmp_path, free_ports):
 
 async def test_sockets_serve_exactly_what_is_leased_to_the_asker(sockets):
     sockets.lease("mine", [(4096, 0, 4096)])
-    sockets.leases.open("other")
+    sockets.leases.open("other", "reader")
     assert await sockets.read([(4096, 0, 4096)], "mine")
     for lease, offset, length in (
         ("mine", 4096, 4095),

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 import kvstore.__main__
 from cli.core.plan import stack_plan
+from contracts import identity
 from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.config_file import load_config
@@ -23,8 +24,8 @@ from scheduler.metrics import metrics_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
-EVERY: dict[str, dict[str, Any]] = COMPOSE["services"]
 #: The stack, and what the profile `vllm` adds.
+EVERY = {name: service for name, service in COMPOSE["services"].items() if name != "certs"}
 SERVICES = {name: service for name, service in EVERY.items() if "profiles" not in service}
 OF_VLLM = {name: service for name, service in EVERY.items() if service.get("profiles") == ["vllm"]}
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
@@ -100,7 +101,7 @@ def test_a_node_of_vllm_is_one_more_with_a_model_of_its_own(monkeypatch: pytest.
     assert (places.store_address, places.devices[0].worker_address) == ("kvstore-2:8120", "sidecar-2:8121")
     for service, address in (("kvstore-2", places.store_listen), ("sidecar-2", places.devices[0].worker_listen)):
         asked = f"grpc://127.0.0.1:{port_of(address)}"
-        assert EVERY[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", asked]
+        assert EVERY[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", asked, "node-2"]
     mounts = {name: dict(m.split(":")[:2] for m in service["volumes"]) for name, service in OF_VLLM.items()}
     assert all(mount["data"] == str(node.data) for mount in mounts.values())
     assert mounts["kvstore-2"]["node-2-arena"] == mounts["vllm-server-2"]["node-2-arena"] == str(node.shm_dir)
@@ -139,7 +140,8 @@ def test_health_checks_ask_the_port_that_each_service_listens_on(monkeypatch: py
         expected[f"kvstore-{n}"] = f"grpc://127.0.0.1:{places.store_listen.rpartition(':')[2]}"
         expected[f"worker-{n}"] = f"grpc://127.0.0.1:{places.devices[0].worker_listen.rpartition(':')[2]}"
     for service, address in expected.items():
-        assert SERVICES[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", address]
+        who = [] if service == "gateway" else [f"node-{service[-1]}" if service[-1].isdigit() else service]
+        assert SERVICES[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", address, *who]
 
 
 def port_of(address: str) -> int:
@@ -154,15 +156,18 @@ def test_prometheus_scrapes_every_service_at_the_port_where_it_shows_metrics(mon
         expected[f"worker-{n}"] = places.devices[0].metrics_port
         expected[f"kvstore-{n}"] = port_of(places.store_listen) + kvstore.__main__.METRICS_PORT
     assert set(expected) == set(SERVICES)
-    (job,) = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]
-    assert job["metrics_path"] == "/metrics"
     scraped = {}
-    for group in job["static_configs"]:
-        (target,) = group["targets"]
-        name, _, port = target.partition(":")
-        scraped[name] = int(port)
-        program, _, number = name.partition("-")
-        assert group["labels"] == {"service": program} | ({"node": f"node-{number}"} if number else {}), target
+    for job in yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]:
+        for group in job["static_configs"]:
+            (target,) = group["targets"]
+            name, _, port = target.partition(":")
+            scraped[name] = int(port)
+            program, _, number = name.partition("-")
+            assert group["labels"] == {"service": program} | ({"node": f"node-{number}"} if number else {}), target
+            if name != "gateway":
+                who = identity.node(f"node-{number}") if number else identity.SCHEDULER
+                assert job["scheme"] == "https" and job["tls_config"]["server_name"] == who.dns
+                assert str(config.tls.directory / "operator") == str(Path(job["tls_config"]["key_file"]).parent)
     assert scraped == expected
 
 
@@ -182,11 +187,23 @@ def test_a_node_shares_one_arena_and_everybody_who_stores_shares_the_data(monkey
     config = config_of("gateway", monkeypatch)
     for n in range(config.nodes.count):
         for kind in ("kvstore", "worker"):
-            mounts = dict(mount.split(":") for mount in SERVICES[f"{kind}-{n}"]["volumes"])
-            assert mounts == {"data": str(config.data), f"node-{n}-arena": str(config.shm_dir)}
+            mounts = dict(mount.split(":")[:2] for mount in SERVICES[f"{kind}-{n}"]["volumes"])
+            certs = str(config.tls.directory)
+            assert mounts == {"data": str(config.data), "certs": certs, f"node-{n}-arena": str(config.shm_dir)}
         volume = COMPOSE["volumes"][f"node-{n}-arena"]["driver_opts"]
         assert (volume["type"], volume["device"]) == ("tmpfs", "tmpfs")
-    assert set(COMPOSE["volumes"]) == {"data", "node-0-arena", "node-1-arena", "node-2-arena", "node-2-run", "models"}
+    arenas = {"node-0-arena", "node-1-arena", "node-2-arena"}
+    assert set(COMPOSE["volumes"]) == {"data", "certs", "node-2-run", "models", *arenas}
+
+
+def test_every_service_waits_for_certificates_which_only_their_maker_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = str(config_of("gateway", monkeypatch).tls.directory)
+    maker = COMPOSE["services"]["certs"]
+    assert maker["command"][:4] == ["upbeat", "certs", "init", directory] and maker["volumes"] == [f"certs:{directory}"]
+    assert maker["command"][4:] == ["--nodes", "3"], "two of the stack, and vLLM's"
+    for service in EVERY.values():
+        assert service["depends_on"]["certs"] == {"condition": "service_completed_successfully"}
+        assert f"certs:{directory}:ro" in service["volumes"]
 
 
 def test_only_the_gateway_is_published_and_only_on_loopback() -> None:

@@ -16,7 +16,7 @@ from runtime.places import device_ports, node_ports
 
 
 def nodes(**said: Any) -> Config:
-    return load_config(None, {"nodes": said})
+    return load_config(None, {"nodes": said, "tls": {"directory": "/certs"}})
 
 
 def listening(config: Config) -> list[int]:

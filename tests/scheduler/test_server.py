@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from contracts.identity import SCHEDULER
 from contracts.ids import SessionKey
 from contracts.turn_times import MOST_TOGETHER
 from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -115,7 +116,7 @@ class World:
         )
         self.service = SchedulerService(config, Tasks())
         await self.service.start()
-        self.channel = rpc.channel(config.scheduler_addresses[0])
+        self.channel = rpc.channel(config.scheduler_addresses[0], SCHEDULER)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.placing = Placing(self.stub)
         self.nodes = [FakeNode(self.stub, f"node-{i}") for i in range(2)]

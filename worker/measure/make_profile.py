@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from contracts import identity
 from contracts.corun import CorunFit
 from contracts.errors import ConfigError
 from contracts.latency_profile import LoadRate, Profile, encode
@@ -99,12 +100,17 @@ class Attachment:
             kv.shape, kv, HbmCache(pool), table, loader, RealClock(), config.kv, lambda tenant: bytes(32)
         )
         executor.link = loader.link = StoreLink(
-            places.store_address, "profile", [end_of(kv.shape, inbox.put, loader.from_store)], log, config.kv.hugepages
+            places.store_address,
+            "profile",
+            [end_of(kv.shape, inbox.put, loader.from_store)],
+            log,
+            config.kv.hugepages,
+            node=places.name,
         )
         loader.start()
         tasks.start(executor.link.run(), f"store link {node}")
         self.mover = Mover(executor, inbox, large_chunks(kv.shape, int(config.kv.dram_gib * GIB)))
-        self._loader, self._address, self._loop = loader, places.store_address, asyncio.get_running_loop()
+        self._loader, self._places, self._loop = loader, places, asyncio.get_running_loop()
 
     def flush(self) -> None:
         """Wait until the store has finished its write-back. Not on the event loop's thread. Raises LoadFailed."""
@@ -112,7 +118,7 @@ class Attachment:
             raise LoadFailed("the store did not finish its write-back")
 
     async def _flush(self) -> bool:
-        channel = rpc.channel(self._address)
+        channel = rpc.channel(self._places.store_address, identity.node(self._places.name))
         try:
             stub: Any = kvstore_pb2_grpc.KvStoreStub(channel)  # type: ignore[no-untyped-call]
             return bool((await stub.Flush(kvstore_pb2.FlushRequest(timeout_s=_FLUSH_S))).complete)

@@ -102,8 +102,9 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
             warms = self._settings.warm_up and self._settings.wake is not None
             core = Core(self._geometry.shape, self._settings.model, self._geometry.ranks, warms=warms)
             settings, name = self._settings, f"vllm-{self._engine_id[:8]}"
+            settings.use_certificate()
             self._scheduler = SchedulerSide(
-                core, settings.store, self._engine_id, name, settings.device, log, settings.wake
+                core, settings.store, self._engine_id, name, settings.device, log, settings.wake, settings.node
             )
 
     @property

@@ -58,9 +58,17 @@ class SchedulerSide:
     """See the module. `core` is used under `lock`."""
 
     def __init__(
-        self, core: Core, store: str, engine_id: str, name: str, device: int, log: Log, wake: Path | None = None
+        self,
+        core: Core,
+        store: str,
+        engine_id: str,
+        name: str,
+        device: int,
+        log: Log,
+        wake: Path | None = None,
+        node: str = "",
     ) -> None:
-        """wake: see `Settings`."""
+        """wake, node: see `Settings`."""
         self._wake, self._wakes = wake, False
         self._messages: set[asyncio.Task[None]] = set()
         self.core, self.lock, self._log = core, threading.RLock(), log
@@ -68,7 +76,7 @@ class SchedulerSide:
         self._found = threading.Condition(self.lock)
         #: Seconds that the coming step has waited for the store.
         self._waited_s = 0.0
-        self._store, self._name, self._device = store, name, device
+        self._store, self._name, self._device, self._node = store, name, device, node
         self._ranks: list[_Rank] = []
         self._arena: tuple[int, int] | None = None  # (file, bytes)
         self._gone = 0
@@ -149,7 +157,7 @@ class SchedulerSide:
     async def _stay_linked(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         end = End(self.core.shape, attached=self._attached, hear=self._hear, move=self._move)
-        self._link = StoreLink(self._store, self._name, [end], self._log, device=self._device)
+        self._link = StoreLink(self._store, self._name, [end], self._log, device=self._device, node=self._node)
         await self._link.run()
 
     def _attached(self, here: bool) -> None:

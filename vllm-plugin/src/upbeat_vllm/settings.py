@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from contracts.ids import DEFAULT_TENANT
+from storelink import credentials
 
 #: Minor versions that the connector was tested with.
 VERSIONS = ("0.32", "0.33")
+_KEYS = {"store", "secret", "model", "device", "tenant", "digest", "cache", "wake", "warm_up", "tls", "node"}
 _ADDRESS = re.compile(r"[^\s:/]+:[0-9]{1,5}")
 
 
@@ -24,7 +26,8 @@ class Settings:
     """store: host:port of this node's store. secret: file of the cluster secret, the same on every node. model: its
     name in Upbeat. device: this server's number on the node. digest: of the weights, in hex, where it should not be
     computed from files. wake: socket of the node's sidecar, which makes an idle engine step; None: there is none.
-    warm_up: sessions' tokens are kept with them, so that the sidecar can bring hinted ones into vLLM's own cache."""
+    warm_up: sessions' tokens are kept with them, so that the sidecar can bring hinted ones into vLLM's own cache. tls,
+    node: directory of this node's certificate, and its name; None and empty: the store asks for none."""
 
     store: str
     secret: Path
@@ -35,11 +38,13 @@ class Settings:
     cache: Path = Path.home() / ".cache" / "upbeat"
     wake: Path | None = None
     warm_up: bool = False
+    tls: Path | None = None
+    node: str = ""
 
     @classmethod
     def read(cls, said: Mapping[str, Any], model: str) -> Settings:
         """From the extra configuration. Raises Refused naming the key."""
-        unknown = set(said) - {"store", "secret", "model", "device", "tenant", "digest", "cache", "wake", "warm_up"}
+        unknown = set(said) - _KEYS
         if unknown:
             raise Refused(
                 f"kv_connector_extra_config.{sorted(unknown)[0]} is unknown; `upbeat vllm-config` prints what works"
@@ -64,6 +69,12 @@ class Settings:
         warm_up = said.get("warm_up", False)
         if not isinstance(warm_up, bool):
             raise Refused("kv_connector_extra_config.warm_up must be true or false")
+        tls, node = said.get("tls"), said.get("node", "")
+        if (tls is None) != (node == "") or not isinstance(tls, str | None) or not isinstance(node, str):
+            raise Refused(
+                "kv_connector_extra_config.tls and .node go together: the directory of this node's certificate, and "
+                "its name, such as node-0"
+            )
         return cls(
             store,
             Path(secret),
@@ -74,7 +85,18 @@ class Settings:
             cache,
             Path(wake) if wake else None,
             warm_up,
+            Path(tls) if tls else None,
+            node,
         )
+
+    def use_certificate(self) -> None:
+        """The process calls its store with the node's certificate from now on. Raises Refused."""
+        if self.tls is None:
+            return
+        try:
+            credentials.use(self.tls)
+        except OSError as e:
+            raise Refused(f"kv_connector_extra_config.tls = {str(self.tls)!r} holds no certificate: {e}") from e
 
     def read_secret(self) -> bytes:
         """The cluster secret, 32 bytes. Raises Refused when the file does not hold one."""

@@ -1,0 +1,47 @@
+"""`/metrics` of a process without another HTTP server, on threads of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from runtime import telemetry
+from storelink import credentials
+
+#: Timeout of a handshake and of a request.
+_REQUEST_S = 5.0
+
+
+def serve_metrics(host: str, port: int) -> WSGIServer:
+    """Starts it. Where this process has a certificate, readers need one of the same authority too. Raises OSError."""
+    own = credentials.own()
+    context = own.server_context() if own else None
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def finish_request(self, request: Any, client_address: Any) -> None:
+            """On the request's own thread: who says nothing holds up nobody else."""
+            request.settimeout(_REQUEST_S)
+            if context is None:
+                super().finish_request(request, client_address)
+                return
+            with context.wrap_socket(request, server_side=True) as secured:
+                super().finish_request(secured, client_address)
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Readers without a certificate, and those that went away, are no news."""
+
+    server = make_server(host.strip("[]"), port, make_wsgi_app(telemetry.REGISTRY), Server, _Silent)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""

@@ -1,0 +1,66 @@
+"""`upbeat certs`: what it makes, keeps and renews."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from cli.authority import Authority
+from contracts.identity import node
+from tests.cli.upbeat_here import upbeat
+
+
+def test_init_makes_what_is_missing_and_keeps_the_rest(tmp_path: Path) -> None:
+    place = tmp_path / "certs"
+    first = upbeat("certs", "init", str(place), "--nodes", "1")
+    assert first.returncode == 0 and all(
+        name in first.stdout for name in ("gateway", "scheduler", "operator", "node-0")
+    )
+    before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in before)
+    second = upbeat("certs", "init", str(place), "--nodes", "2")
+    assert second.stdout.count("valid until") == 1 and "node-1" in second.stdout
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert "nothing was missing" in upbeat("certs", "init", str(place), "--nodes", "2").stdout
+    for name in ("gateway", "node-1"):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_cert_chain(place / name / "tls.crt", place / name / "tls.key")
+
+
+def test_what_expires_soon_is_renewed(tmp_path: Path) -> None:
+    place = tmp_path / "certs"
+    authority = Authority(place)
+    authority.issue(node("node-0"), 1)
+    authority.issue(node("node-1"), 300)
+    said = upbeat("certs", "renew", str(place))
+    assert "node-0" in said.stdout and "node-1" not in said.stdout
+    assert "none expires soon" in upbeat("certs", "renew", str(place)).stdout
+    assert "node-1" in upbeat("certs", "renew", str(place), "--all").stdout
+
+
+def test_a_node_gets_another_certificate(tmp_path: Path) -> None:
+    place = tmp_path / "certs"
+    upbeat("certs", "init", str(place), "--nodes", "1")
+    before = (place / "node-0" / "tls.crt").read_bytes()
+    assert upbeat("certs", "node", str(place), "node-0", "--days", "2").returncode == 0
+    after = x509.load_pem_x509_certificate((place / "node-0" / "tls.crt").read_bytes())
+    assert before != (place / "node-0" / "tls.crt").read_bytes()
+    assert (after.not_valid_after_utc - after.not_valid_before_utc).days == 2
+
+
+@pytest.mark.parametrize("name", ["node", "node-", "node-01", "../x", "gateway", ""])
+def test_a_node_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+    said = upbeat("certs", "node", str(tmp_path / "certs"), name)
+    assert said.returncode == 2 and "NODE" in said.stderr and not (tmp_path / "certs").exists()
+
+
+def test_half_an_authority_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "certs"
+    upbeat("certs", "init", str(place), "--nodes", "1")
+    (place / "ca" / "ca.key").unlink()
+    said = upbeat("certs", "renew", str(place), "--all")
+    assert said.returncode == 2 and "ca.key is missing" in said.stderr
