@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import json
 import os
@@ -18,19 +19,24 @@ from rich.console import Console
 
 from cli import machine
 from cli.images import images_bytes, left_bytes
+from contracts import identity
 from contracts.errors import ConfigError
 from runtime import gpus
 from runtime.config import Config
 from runtime.config_checks import LOOPBACK
 from runtime.model_directory import check_directory, check_foreign_directory
 from runtime.model_names import hub_id
+from runtime.own_certificate import checked, place_of
 from runtime.registry import load_links, registered
 from runtime.sections import GIB
 from runtime.vllm_places import missing_python
+from storelink.credentials import CERTIFICATE
 
 #: Below this a session's KV soon fills the disk.
 DISK_WANTED_BYTES = 5 * GIB
 NIXL_TIMEOUT_S = 60.0
+#: A certificate that is valid for less than this is worth a warning.
+EXPIRES_SOON = datetime.timedelta(days=14)
 BUILD_TIMEOUT_S = 600.0
 #: Enough for a large model on a slow disk.
 WEIGHTS_TIMEOUT_S = 3600.0
@@ -79,7 +85,7 @@ def examine(config: Config) -> list[Finding]:
     }
     config = config.model_copy(update={"models": here})
     configs = [config.model_copy(update={"model": directory}) for _, directory in models if directory is not None]
-    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels)
+    checks = (_python, _packages, _ports, _certificates, _shared_memory, _memory, _disk, _nixl, _device, _kernels)
     findings = [finding for check in checks for finding in check(config)]
     findings += [finding for one in configs for finding in _weights(one)]
     return [*findings, *_listening(config), *(finding for found, _ in models for finding in found)]
@@ -172,6 +178,24 @@ def _ports(config: Config) -> Iterator[Finding]:
     else:
         named = ", ".join(f"{use.port} ({use.purpose}) by {use.taken_by}" for use in taken)
         yield Finding("ports", "fail", f"taken: {named}", "stop that, or give another --port")
+
+
+def _certificates(config: Config) -> Iterator[Finding]:
+    """Of each process that a stack here has."""
+    directory = config.tls.directory
+    if directory is None:
+        return
+    names = (config.node(n).name for n in range(config.nodes.count))
+    for who in (identity.GATEWAY, identity.SCHEDULER, *map(identity.node, names)):
+        try:
+            until = checked(place_of(directory, who) / CERTIFICATE, who)
+        except ConfigError as e:
+            detail, _, remedy = str(e).rpartition("; ")
+            yield Finding("certificate", "fail", detail, remedy)
+            continue
+        soon = until - datetime.datetime.now(datetime.UTC) < EXPIRES_SOON
+        remedy = "`upbeat certs renew` makes new ones, which running processes take by themselves" if soon else ""
+        yield Finding("certificate", "warn" if soon else "ok", f"{who}: valid until {until:%Y-%m-%d %H:%M} UTC", remedy)
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:

@@ -6,13 +6,20 @@ import datetime
 from pathlib import Path
 
 from cryptography import x509
+from prometheus_client import Gauge
 
 from contracts.errors import ConfigError
 from contracts.identity import Identity, identity_of
+from runtime import telemetry
 from runtime.config import Config
 from storelink import credentials
 from storelink.credentials import CERTIFICATE
 
+_EXPIRES = Gauge(
+    "upbeat_certificate_expires_timestamp_seconds",
+    "When this process's certificate expires, in seconds since 1970; 0: it has none",
+    registry=telemetry.REGISTRY,
+)
 _REMEDY = "`upbeat certs --help` says how to make or renew it"
 
 
@@ -20,12 +27,13 @@ def use_certificate(config: Config, who: Identity) -> None:
     """From now on this process shows the certificate of `who`, as `tls.directory` says. Raises ConfigError."""
     if config.tls.directory is None:
         return
-    directory = place_of(config.tls.directory, who)
+    file = place_of(config.tls.directory, who) / CERTIFICATE
+    checked(file, who)
     try:
-        credentials.use(directory)
-        check_certificate(directory / CERTIFICATE, who)
+        credentials.use(file.parent)
     except OSError as e:
-        raise ConfigError(f"tls.directory = {str(directory)!r}: no certificate of {who}: {e}; {_REMEDY}") from e
+        raise ConfigError(f"{file.parent}: its files do not fit each other: {e}; {_REMEDY}") from e
+    _EXPIRES.set_function(lambda: _until(file).timestamp())
 
 
 def place_of(directory: Path, who: Identity) -> Path:
@@ -33,22 +41,28 @@ def place_of(directory: Path, who: Identity) -> Path:
     return directory if (directory / CERTIFICATE).exists() else directory / str(who)
 
 
-def check_certificate(file: Path, who: Identity) -> None:
-    """Raises ConfigError for another's certificate, or one that has expired; OSError for one that cannot be read."""
-    found = x509.load_pem_x509_certificate(file.read_bytes())  # ssl has read it already
-    said = identity_in(file)
+def checked(file: Path, who: Identity) -> datetime.datetime:
+    """Until when it is valid. Raises ConfigError for one that cannot be read, is another's, or has expired."""
+    try:
+        said, until = _identity(file), _until(file)
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"no certificate of {who} in tls.directory: {file}: {e}; {_REMEDY}") from e
     if said != who:
         whose = "no process of a fleet" if said is None else str(said)
         raise ConfigError(f"{file} is the certificate of {whose}, and this is {who}; give its own (DNS name {who.dns})")
-    if found.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
-        raise ConfigError(f"{file} expired at {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; {_REMEDY}")
+    if until <= datetime.datetime.now(datetime.UTC):
+        raise ConfigError(f"{file} expired at {until:%Y-%m-%d %H:%M} UTC; {_REMEDY}")
+    return until
 
 
-def identity_in(file: Path) -> Identity | None:
-    """Whose certificate it is; None: of no process of a fleet. Raises OSError."""
+def _identity(file: Path) -> Identity | None:
+    found = x509.load_pem_x509_certificate(file.read_bytes())
     try:
-        found = x509.load_pem_x509_certificate(file.read_bytes())
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound):
+    except x509.ExtensionNotFound:
         return None
     return identity_of(names.get_values_for_type(x509.DNSName))
+
+
+def _until(file: Path) -> datetime.datetime:
+    return x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import stat
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from cli import doctor
 from cli.authority import Authority
-from contracts.identity import node
+from contracts.errors import ConfigError
+from contracts.identity import SCHEDULER, node
+from runtime.config_file import load_config
+from runtime.own_certificate import use_certificate
 from tests.cli.upbeat_here import upbeat
 
 
@@ -64,3 +69,31 @@ def test_half_an_authority_is_refused(tmp_path: Path) -> None:
     (place / "ca" / "ca.key").unlink()
     said = upbeat("certs", "renew", str(place), "--all")
     assert said.returncode == 2 and "ca.key is missing" in said.stderr
+
+
+def test_the_doctor_finds_those_that_are_missing_expire_or_are_anothers(tmp_path: Path) -> None:
+    place = tmp_path / "certs"
+    upbeat("certs", "init", str(place), "--nodes", "2")
+    upbeat("certs", "node", str(place), "node-0", "--days", "3")
+    shutil.copytree(place / "gateway", place / "node-1", dirs_exist_ok=True)
+    (place / "scheduler" / "tls.crt").unlink()
+    config = load_config(None, {"tls": {"directory": str(place)}, "nodes": {"count": 2}})
+    found = list(doctor._certificates(config))
+    assert [finding.level for finding in found] == ["ok", "fail", "warn", "fail"]
+    assert "scheduler" in found[1].detail and "certs" in found[1].remedy
+    assert "node-0" in found[2].detail and "renew" in found[2].remedy
+    assert "of gateway, and this is node-1" in found[3].detail
+    assert not list(doctor._certificates(load_config(None, {})))
+
+
+def test_a_process_does_not_start_with_a_wrong_certificate(tmp_path: Path) -> None:
+    place = tmp_path / "certs"
+    upbeat("certs", "init", str(place), "--nodes", "1")
+    config = load_config(None, {"tls": {"directory": str(place)}})
+    (place / "node-0" / "tls.key").write_bytes((place / "gateway" / "tls.key").read_bytes())
+    for who, why in ((node("node-0"), "do not fit"), (node("node-7"), "no certificate of node-7")):
+        with pytest.raises(ConfigError, match=why):
+            use_certificate(config, who)
+    one = load_config(None, {"tls": {"directory": str(place / "gateway")}})
+    with pytest.raises(ConfigError, match="of gateway, and this is scheduler"):
+        use_certificate(one, SCHEDULER)
