@@ -70,17 +70,18 @@ class Credentials:
 
     # ---- what sockets take -------------------------------------------------------------------------------------
     def server_context(self) -> ssl.SSLContext:
-        """For sockets that listen. It takes new files by itself. Raises OSError."""
+        """For sockets that listen. It takes new files by itself, but goes on trusting former authorities. Raises
+        OSError."""
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         loaded = self.generation
 
         def look(*_: object) -> None:
             nonlocal loaded
             self.newest()
-            if loaded != self.generation:
-                loaded = self.generation
+            if loaded != (newest := self.generation):
                 with contextlib.suppress(OSError):
                     self._load(context)
+                    loaded = newest
 
         context.sni_callback = look  # before each handshake
         return context
@@ -126,8 +127,12 @@ class Credentials:
         return [(s.st_ino, s.st_mtime_ns, s.st_size) for s in found]
 
     def _read(self) -> Pem:
+        before = self._stamps()
         self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))  # ssl.SSLError, for files that do not fit, is an OSError
-        return Pem(*((self.directory / name).read_bytes() for name in (CERTIFICATE, KEY, AUTHORITY)))
+        pem = Pem(*((self.directory / name).read_bytes() for name in (CERTIFICATE, KEY, AUTHORITY)))
+        if self._stamps() != before:
+            raise OSError("the files are being replaced")
+        return pem
 
 
 _own: Credentials | None = None
