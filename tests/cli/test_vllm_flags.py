@@ -287,6 +287,7 @@ def url() -> Iterator[str]:
 def test_a_server_says_which_model_joins(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served_by(url, "sesame") == ("theirs", "/models/theirs")
     monkeypatch.setenv("THEIR_KEY", "sesame")
+    monkeypatch.setenv("UPBEAT__TLS__DIRECTORY", "/certs")
     config = settings(load_config(None), f"{url}/", "a:1, b:2", None, "THEIR_KEY")
     assert config.scheduler_addresses == ("a:1", "b:2") and config.served_model == "theirs"
     assert (config.vllm.server, config.vllm.api_key_env) == (url, "THEIR_KEY")

@@ -76,7 +76,7 @@ class _Run:
 
     def tokens_per_s(self, now: float) -> float:
         """Tokens trained a second, lately."""
-        return self.step_tokens / max(self.step_s, now - self.stepped_s) if self.step_tokens else 0.0
+        return self.step_tokens / took_s if (took_s := max(self.step_s, now - self.stepped_s)) > 0 else 0.0
 
 
 class Harvesting:
