@@ -17,7 +17,7 @@ from storelink.credentials import CERTIFICATE
 
 _EXPIRES = Gauge(
     "upbeat_certificate_expires_timestamp_seconds",
-    "When this process's certificate expires, in seconds since 1970; 0: it has none",
+    "When this process's certificate expires, in seconds since 1970; 0: it has none that can be read",
     registry=telemetry.REGISTRY,
 )
 _REMEDY = "`upbeat certs --help` says how to make or renew it"
@@ -33,7 +33,7 @@ def use_certificate(config: Config, who: Identity) -> None:
         credentials.use(file.parent)
     except OSError as e:
         raise ConfigError(f"{file.parent}: its files do not fit each other: {e}; {_REMEDY}") from e
-    _EXPIRES.set_function(lambda: _until(file).timestamp())
+    _EXPIRES.set_function(lambda: _expires(file))
 
 
 def place_of(directory: Path, who: Identity) -> Path:
@@ -62,6 +62,14 @@ def _identity(file: Path) -> Identity | None:
     except x509.ExtensionNotFound:
         return None
     return identity_of(names.get_values_for_type(x509.DNSName))
+
+
+def _expires(file: Path) -> float:
+    """For the metrics, which must not fail because a file was taken away."""
+    try:
+        return _until(file).timestamp()
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _until(file: Path) -> datetime.datetime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from cli import doctor
 from cli.authority import Authority
 from contracts.errors import ConfigError
 from contracts.identity import SCHEDULER, node
+from runtime import telemetry
 from runtime.config_file import load_config
 from runtime.own_certificate import use_certificate
+from storelink import credentials
 from tests.cli.upbeat_here import upbeat
 
 
@@ -97,3 +100,14 @@ def test_a_process_does_not_start_with_a_wrong_certificate(tmp_path: Path) -> No
     one = load_config(None, {"tls": {"directory": str(place / "gateway")}})
     with pytest.raises(ConfigError, match="of gateway, and this is scheduler"):
         use_certificate(one, SCHEDULER)
+
+
+def test_metrics_say_when_it_expires_and_outlive_its_file(tmp_path: Path) -> None:
+    upbeat("certs", "init", str(tmp_path), "--nodes", "1")
+    try:
+        use_certificate(load_config(None, {"tls": {"directory": str(tmp_path)}}), node("node-0"))
+        assert telemetry.samples()["upbeat_certificate_expires_timestamp_seconds"] > time.time()
+        (tmp_path / "node-0" / "tls.crt").unlink()
+        assert telemetry.samples()["upbeat_certificate_expires_timestamp_seconds"] == 0
+    finally:
+        credentials.use(None)
