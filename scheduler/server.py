@@ -196,9 +196,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[Any]:
         """See the proto."""
         try:
-            async for message in self.reports.of_worker(
-                as_itself(request_iterator, context, "Scheduler/WorkerReports")
-            ):
+            reports = as_itself(request_iterator, context, "Scheduler/WorkerReports")
+            async for message in self.reports.of_worker(reports):
                 yield message
         except RequestError as e:
             log.error("a worker was refused", error=e.message)
