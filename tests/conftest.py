@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
-from itertools import count
 
 import hypothesis
 import pytest
 
+from tests.ports import free_ports
+
 pytest_plugins = ["tests.plugins.skips", "tests.plugins.stack_warnings", "tests.plugins.machine"]
-#: Below the kernel's ephemeral ports, so that no outgoing connection takes one in between.
-_FIRST, _LAST = 12_000, 20_000
-#: Which of the processes that share the tests this is (pytest-xdist's `gw0`, `gw1`, …), and how many there are. Each
-#: has ports of its own.
-_WORKER, _WORKERS = (
-    int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]),
-    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
-)
-_PORTS = (_LAST - _FIRST) // _WORKERS
-_turn = count()
 _status = pytest.StashKey[int]()
 # An example's time on a busy machine says nothing of what is tested.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -49,25 +39,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         os._exit(config.stash[_status])
 
 
-@pytest.fixture(scope="session")
-def free_ports() -> Callable[[int], int]:
-    """A function: the first of so many consecutive free loopback ports, never the same twice in a run."""
-
-    def find(wanted: int) -> int:
-        for _ in range(1000):
-            first = _FIRST + _WORKER * _PORTS + (os.getpid() * 131 + next(_turn) * 60) % (_PORTS - wanted)
-            if all(_is_free(port) for port in range(first, first + wanted)):
-                return first
-        raise AssertionError(f"no {wanted} consecutive free ports")
-
-    return find
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+@pytest.fixture(scope="session", name="free_ports")
+def _free_ports() -> Callable[[int], int]:
+    """A function: the first of so many consecutive free loopback ports."""
+    return free_ports

@@ -9,11 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import aiohttp
@@ -31,6 +28,7 @@ from gateway.core.retry import RetryLimits
 from runtime.config import Config
 from runtime.config_file import load_config
 from runtime.service import Tasks
+from tests.ports import free_ports
 
 MODEL = "toy"
 #: The one fine-tuning job that the toy scheduler knows.
@@ -46,23 +44,6 @@ async def until(condition: Callable[[], bool | Awaitable[Any]], limit_s: float =
             if holds if isinstance(holds, bool) else await holds:
                 return
             await asyncio.sleep(0.01)
-
-
-_turn = count()
-
-
-def free_port() -> int:
-    """A port nobody listens on, below the kernel's ephemeral ones, and never the same twice in a run."""
-    for _ in range(1000):
-        port = 20_000 + (os.getpid() * 131 + next(_turn)) % 12_000
-        with socket.socket() as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
 
 
 def prompt_text(request: GenerateRequest) -> str:
@@ -92,7 +73,7 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
 
     def __init__(self, node: str) -> None:
         super().__init__()
-        self.node, self.port = node, free_port()
+        self.node, self.port = node, free_ports(1)
         self.submitted: list[GenerateRequest] = []
         self.cancelled: list[str] = []
         self.seen_cancel = asyncio.Event()
@@ -217,7 +198,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     """Places on the first node that serves and is not avoided."""
 
     def __init__(self, workers: list[ToyWorker], asleep: dict[str, list[str]] | None = None) -> None:
-        self.workers, self.port = workers, free_port()
+        self.workers, self.port = workers, free_ports(1)
         self.expected = len(workers)
         self.absent: set[str] = set()
         self.stalled: set[str] = set()
@@ -552,7 +533,7 @@ async def stack(
     for server in (*workers, *deciders):
         await server.start()
     settings = {
-        "gateway": {"port": free_port(), **gateway},
+        "gateway": {"port": free_ports(1), **gateway},
         "scheduler": {"addresses": [f"127.0.0.1:{s.port}" for s in deciders]},
         "nodes": {"count": nodes, "base_port": 50_000},
     }

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from gateway_fakes import ToyScheduler, ToyWorker, free_port, until
+from gateway_fakes import ToyScheduler, ToyWorker, until
 
 from contracts.api_keys import hashed
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.core.browser_tokens import BrowserTokens, Grant
 from runtime.config import Config
 from runtime.config_file import dump_config, load_config
+from tests.ports import free_ports
 
 KEY_A, KEY_B = "key-of-tenant-a-with-enough-characters", "key-of-tenant-b-with-enough-characters"
 SECRET = "what-signs-the-browser-tokens-of-tests"
@@ -172,7 +173,7 @@ async def harness(folder: Path, model: pb.ModelInfo | None = None, **gateway: An
     await worker.start()
     await scheduler.start()
     keys = [{"key": hashed(KEY_A), "tenant": "a"}, {"key": hashed(KEY_B), "tenant": "b"}]
-    section = {"port": free_port(), "api_keys": keys, "token_secret": SECRET, **gateway}
+    section = {"port": free_ports(1), "api_keys": keys, "token_secret": SECRET, **gateway}
     nodes = {"count": 1, "base_port": 50_000}
     settings = {
         "gateway": section,

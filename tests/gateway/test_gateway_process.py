@@ -10,10 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from gateway_fakes import MODEL, Stack, events, free_port, stack, until
+from gateway_fakes import MODEL, Stack, events, stack, until
 
 from runtime.config import Config
 from runtime.config_file import changed, dump_config
+from tests.ports import free_ports
 
 
 async def started(config: Config, folder: Path, number: int = 0) -> asyncio.subprocess.Process:
@@ -153,7 +154,7 @@ async def test_a_process_whose_number_is_taken_or_too_large_does_not_start(s: St
     process = await started(s.config, tmp_path, 1)
     _, errors = await process.communicate()
     assert process.returncode == 2 and b"gateway.processes" in errors
-    config = changed(s.config, {"gateway": {"processes": 2, "port": free_port()}})
+    config = changed(s.config, {"gateway": {"processes": 2, "port": free_ports(1)}})
     processes = [await started(config, tmp_path, 0) for _ in range(2)]
     try:
         done, _ = await asyncio.wait(
