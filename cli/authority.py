@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from contracts.identity import GATEWAY, OPERATOR, SCHEDULER, Identity, identity_
 from storelink.credentials import AUTHORITY, CERTIFICATE, KEY
 
 _AUTHORITY_DAYS = 3650
+#: Certificates with less than this part of their days left are renewed.
+RENEW_BELOW = 1 / 3
 #: A certificate is valid from a little earlier on, for clocks that differ.
 _EARLIER = datetime.timedelta(hours=1)
 
@@ -88,6 +91,13 @@ class Authority:
         except OSError as e:
             raise ConfigError(f"{place}: {e}") from e
         return Issued(who, place, signed.not_valid_after_utc)
+
+    def complete(self, wanted: Iterable[Identity], days: float) -> list[Issued]:
+        """Issues what is missing of `wanted`, and what is there with less than a third of `days` left. Raises
+        ConfigError."""
+        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days * RENEW_BELOW)
+        lasting = {one.who for one in self.issued() if one.until >= soon}
+        return [self.issue(who, days) for who in wanted if who not in lasting]
 
     def issued(self) -> list[Issued]:
         """Every certificate in the directory, by name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +11,13 @@ import typer
 from cli.client import FINE
 from cli.printing import console
 from contracts.errors import ConfigError
-from contracts.identity import Identity, node
+from contracts.identity import node
 
 if TYPE_CHECKING:  # cryptography takes a moment to import
     from cli.authority import Issued
 
 _Directory = Annotated[Path, typer.Argument(help="Where they are; `tls.directory` of the configuration.")]
 _Days = Annotated[float, typer.Option(min=0.01, max=3650, help="Days that a certificate is valid.")]
-#: Certificates with less than this part of `--days` left are renewed.
-_RENEW_BELOW = 1 / 3
 
 
 def commands() -> typer.Typer:
@@ -75,9 +72,9 @@ def renew(
     from cli.authority import Authority
 
     authority = Authority(directory)
-    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days * _RENEW_BELOW)
-    due: list[Identity] = [one.who for one in authority.issued() if every or one.until < soon]
-    return _say([authority.issue(who, days) for who in due], "none expires soon")
+    there = [one.who for one in authority.issued()]
+    made = [authority.issue(who, days) for who in there] if every else authority.complete(there, days)
+    return _say(made, "none expires soon")
 
 
 def _say(made: list[Issued], nothing: str) -> int:

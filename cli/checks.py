@@ -103,8 +103,9 @@ def probe(
     who: Annotated[str, typer.Argument(help="Who must answer, as in its certificate: scheduler, node-0, ...")] = "",
 ) -> int:
     """Exit with status 0 when the service at ADDRESS is healthy: the health check of containers."""
+    from cli.operator import operator
     from cli.probe import healthy
     from contracts import identity
 
-    why = healthy(address, peer=identity.named(who) if who else None)
+    why = healthy(address, 5.0, identity.named(who) if who else None, operator())
     return fail(why, 1) if why else 0

@@ -184,6 +184,8 @@ def _certificates(config: Config) -> Iterator[Finding]:
     """Of each process that a stack here has."""
     directory = config.tls.directory
     if directory is None:
+        if config.tls.automatic:
+            yield Finding("certificates", "ok", f"`upbeat up` makes them, in {config.own_certificates}")
         return
     names = (config.node(n).name for n in range(config.nodes.count))
     for who in (identity.GATEWAY, identity.SCHEDULER, *map(identity.node, names)):

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from cli.client import FAILED, NOBODY, UNKNOWN, USAGE, CallFailed, Gateway
-from cli.operator import operator
+from cli.operator import DIRECTORY, operator
 from contracts.identity import SCHEDULER
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc
@@ -77,7 +77,10 @@ def _failed(address: str, details: str) -> CallFailed:
     try:
         status, message, param, _ = json.loads(details)
     except (ValueError, TypeError):
-        remedy = "give the first scheduler's address with --scheduler HOST:PORT"
+        remedy = (
+            "give the first scheduler's address with --scheduler HOST:PORT, and the fleet's certificates with "
+            f"{DIRECTORY} (`upbeat up` makes them in tls/ of its data)"
+        )
         return CallFailed(f"the scheduler at {address} does not answer ({details}); {remedy}", NOBODY)
     flag = f"--{param.replace('_', '-')}: " if param and status == 400 and not message.startswith(param) else ""
     listed = "; `upbeat finetune list` lists those that are known" if status == 404 else ""

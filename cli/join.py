@@ -14,12 +14,15 @@ from typing import Annotated, Any
 import typer
 
 from cli.core.plan import joining_plan
+from cli.operator import operator
 from cli.options import whole_option
 from cli.settings import Flags, join_run_dir, layout, make_directories
 from contracts import identity
 from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.config_file import changed, dump_config, said_config, with_hashed_keys
+from runtime.metrics_page import read_metrics
+from storelink.credentials import Credentials
 
 _ASK_S = 10.0
 _POLL_S = 0.5
@@ -59,6 +62,7 @@ def join(
     """Make a running vLLM server a node of a fleet, until Ctrl-C. Start it with the flags of `upbeat vllm-config`."""
     from cli import machine
     from cli.display import Display
+    from cli.own_certificates import joined_certificates
     from cli.supervisor import Run, Supervisor
     from cli.up import check_programs
 
@@ -80,6 +84,7 @@ def join(
             f"--data {resolved.data} has no file `secret`; give the fleet's data directory, or copy its `secret` "
             "there: without it, this node could read nothing that others have stored"
         )
+    resolved = joined_certificates(resolved, number)
     plan, programs = joining_plan(number, store=not no_store), bin_dir or Path(sys.executable).parent
     check_programs(programs, plan)
     make_directories(resolved, flags)
@@ -152,10 +157,10 @@ async def _ready(config: Config, node: int, *, store: bool) -> tuple[int, str]:
     """200 when the node's processes are well; else 503 and which is not."""
     from cli.probe import healthy
 
-    places = config.node(node)
+    places, own = config.node(node), _own(config)
     asked = {"sidecar": places.devices[0].worker_address} | ({"store": places.store_address} if store else {})
     for name, address in asked.items():
-        if await asyncio.to_thread(healthy, f"grpc://{address}", 2.0, identity.node(places.name)):
+        if await asyncio.to_thread(healthy, f"grpc://{address}", 2.0, identity.node(places.name), own):
             await asyncio.sleep(_POLL_S)
             waits = "the vLLM server does not serve yet" if name == "sidecar" else "its store does not answer yet"
             return 503, waits
@@ -167,7 +172,10 @@ def _has_connector(config: Config, node: int) -> bool:
     device = config.node(node).devices[0]
     host = device.worker_address.rpartition(":")[0]
     try:
-        with urllib.request.urlopen(f"http://{host}:{device.metrics_port}/metrics", timeout=_ASK_S) as answer:
-            return b"upbeat_sidecar_connector 0.0" not in answer.read()
+        return "upbeat_sidecar_connector 0.0" not in read_metrics(host, device.metrics_port, _own(config), _ASK_S)
     except OSError:
         return True
+
+
+def _own(config: Config) -> Credentials | None:
+    return operator(config.tls.directory) if config.tls.directory else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from contracts.errors import ConfigError
 from contracts.identity import OPERATOR
+from runtime.config_file import said_config
 from runtime.own_certificate import place_of
 from storelink.credentials import Credentials
 
@@ -14,12 +15,13 @@ from storelink.credentials import Credentials
 DIRECTORY = "UPBEAT__TLS__DIRECTORY"
 
 
-def operator() -> Credentials | None:
-    """That of the directory in the environment; None: it names none. Raises ConfigError."""
-    directory = os.environ.get(DIRECTORY)
-    if not directory:
-        return None
+def operator(directory: Path | None = None) -> Credentials | None:
+    """That of `directory`, by default the one in the environment, else the one that `upbeat up` makes in the default
+    data directory; None: there is none. Raises ConfigError."""
+    named = directory or Path(os.environ.get(DIRECTORY) or said_config().own_certificates)
     try:
-        return Credentials(place_of(Path(directory), OPERATOR))
+        return Credentials(place_of(named, OPERATOR))
     except OSError as e:
-        raise ConfigError(f"{DIRECTORY} = {directory!r}: no certificate of an operator: {e}") from e
+        if directory is None and not os.environ.get(DIRECTORY):
+            return None
+        raise ConfigError(f"tls.directory = {named}: no certificate of an operator: {e}") from e

@@ -6,14 +6,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.client import CallFailed, Gateway
-from cli.operator import operator
 from contracts.identity import OPERATOR, Identity
 from storelink.channel import blocking_channel
+from storelink.credentials import Credentials
 
 
-def healthy(address: str, timeout_s: float = 5.0, peer: Identity | None = None) -> str:
-    """Empty if `address` (http://host:port or grpc://host:port) is healthy, else the reason. peer: who answers there,
-    where the fleet has certificates. Raises ConfigError."""
+def healthy(address: str, timeout_s: float, peer: Identity | None, own: Credentials | None) -> str:
+    """Empty if `address` (http://host:port or grpc://host:port) is healthy, else the reason. Where the fleet has
+    certificates: own: what this caller shows; peer: who answers."""
     if address.startswith("http://"):
         try:
             status = Gateway(address).ask("GET", "/health").status
@@ -22,7 +22,7 @@ def healthy(address: str, timeout_s: float = 5.0, peer: Identity | None = None) 
         return "" if status == 200 else f"/health answered {status}"
     if not address.startswith("grpc://"):
         return f"{address}: give http://host:port or grpc://host:port"
-    with blocking_channel(address.removeprefix("grpc://"), peer or OPERATOR, operator()) as channel:
+    with blocking_channel(address.removeprefix("grpc://"), peer or OPERATOR, own) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as e:

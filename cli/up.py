@@ -74,6 +74,7 @@ def up(
     from cli.demo_memory import SMALL, with_demo_memory
     from cli.display import Display
     from cli.images import images_bytes, left_bytes
+    from cli.own_certificates import with_own_certificates
     from cli.own_key import own_key_of
     from cli.supervisor import Run, Supervisor, ask_ready
 
@@ -114,6 +115,7 @@ def up(
     if resolved is not asked:
         display.line(SMALL.format(resolved.kv.hbm_gib * 1024, resolved.kv.dram_gib * 1024), "")
     cluster_secret(resolved.data)
+    resolved = with_own_certificates(resolved)
     written = resolved.run_dir / "config.yaml"
     written.touch(mode=0o600)
     written.chmod(0o600)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Json, whole_option
+from cli.own_certificates import joined_certificates
 from cli.printing import print_json
 from cli.settings import Flags, join_run_dir, layout
 from runtime.vllm_places import vllm_places
@@ -28,7 +29,7 @@ def vllm_config(
 ) -> None:
     """Print the flags with which `vllm serve MODEL` uses Upbeat's store (the package upbeat-vllm must be installed)."""
     flags = Flags(nodes=nodes, port=port, data=data, config=config, run_dir=join_run_dir(config, run_dir, node))
-    found = layout(flags)
+    found = joined_certificates(layout(flags), node)
     transfer = transfer_config(found, node, device, vllm_places(found, node, device).wake)
     if as_json:
         print_json(transfer)

@@ -21,8 +21,6 @@ from runtime.metrics_page import serve_metrics
 
 DRAIN_S = 25.0
 _STOP_S = 0.5
-#: Offset from the node's first port.
-METRICS_PORT = 4
 #: While draining, wait for attached workers until they have been quiet for this long.
 _QUIET_S, _LOOK_S = 3.0, 0.1
 
@@ -66,10 +64,10 @@ class KvStoreService:
         log.info("serving", address=self._node.places.store_listen, arena=str(self._node.arena.path))
 
     def _serve_metrics(self) -> None:
-        """Serve Prometheus metrics at the node's fifth port. The store works without them."""
-        host, _, port = self._node.places.store_listen.rpartition(":")
+        """Serve Prometheus metrics. The store works without them."""
+        places = self._node.places
         try:
-            serve_metrics(host, int(port) + METRICS_PORT)
+            serve_metrics(places.store_listen.rpartition(":")[0], places.store_metrics_port)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 

@@ -31,7 +31,7 @@ def card_to_wire(card: Card) -> pb.PeerCard:
 
 
 def card_from_wire(m: pb.PeerCard) -> Card:
-    return Card(m.node, m.instance, m.nixl_metadata, m.arena_base, m.arena_bytes, m.socket_address)
+    return Card(m.node, m.instance, m.nixl_metadata, m.arena_base, m.arena_bytes, m.socket_address, m.local_name)
 
 
 class Peers:

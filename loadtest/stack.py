@@ -30,11 +30,14 @@ from typing import Any, ClassVar
 import psutil
 import yaml
 
+from contracts.identity import OPERATOR
 from runtime.config_file import load_config
+from runtime.metrics_page import read_metrics
 from runtime.places import device_ports, node_ports
 from runtime.sections import NodesSection
 from runtime.weight_images import remove_unused
 from storelink.arena_sharing import arenas_of, remove_dead
+from storelink.credentials import Credentials
 
 #: `upbeat up` drains for at most 30 s.
 STOP_S = 45.0
@@ -210,6 +213,19 @@ class Stack:
                 for path in self.data.rglob("*"):
                     if path.is_file() and not path.is_symlink():
                         os.truncate(path, 0)
+
+    def metrics(self, port: int) -> str:
+        """The metrics page of one of its internal processes. Raises OSError."""
+        return read_metrics("127.0.0.1", port, self.operator)
+
+    def gateway_metrics(self) -> str:
+        """The gateway's. Raises OSError."""
+        return read_metrics("127.0.0.1", self.port, None)
+
+    @property
+    def operator(self) -> Credentials:
+        """The certificate of an operator."""
+        return Credentials(self.data / "tls" / str(OPERATOR))
 
     def model_name(self) -> str:
         """The id of the first model that it serves. Raises StackError if /v1/models fails."""

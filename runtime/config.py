@@ -95,6 +95,11 @@ class Config(BaseSettings):
         return self.model_name or f"upbeat-{self.model.name}"
 
     @property
+    def own_certificates(self) -> Path:
+        """Where `upbeat up` keeps the certificates that it makes."""
+        return self.data / "tls"
+
+    @property
     def scheduler_addresses(self) -> tuple[str, ...]:
         """host:port of every scheduler, by number."""
         section = self.scheduler

@@ -1,9 +1,10 @@
-"""`/metrics` of a process without another HTTP server, on threads of its own."""
+"""`/metrics` of a process without another HTTP server, on threads of its own; and how others read it."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import urllib.request
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -12,6 +13,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from runtime import telemetry
 from storelink import credentials
+from storelink.credentials import Credentials
 
 #: Timeout of a handshake and of a request.
 _REQUEST_S = 5.0
@@ -40,6 +42,17 @@ def serve_metrics(host: str, port: int) -> WSGIServer:
     server = make_server(host.strip("[]"), port, make_wsgi_app(telemetry.REGISTRY), Server, _Silent)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
+
+
+def read_metrics(host: str, port: int, own: Credentials | None, timeout_s: float = 10.0) -> str:
+    """The page of another process. own: the certificate to show; None: the fleet has none. Raises OSError."""
+    context = own.client_context(any_name=True) if own else None
+    url = f"{'https' if own else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+    # No proxy of the environment: internal addresses are reached directly.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    with opener.open(url, timeout=timeout_s) as answer:
+        text: bytes = answer.read()
+    return text.decode()
 
 
 class _Silent(WSGIRequestHandler):

@@ -16,8 +16,8 @@ from runtime.sections import NodesSection
 
 #: Ports of a node, and of each device after its first.
 PORTS_A_NODE, PORTS_A_DEVICE = 10, 2
-#: Offset of the worker's metrics within a node's ports, and within a further device's.
-_METRICS, _METRICS_OF_DEVICE = 3, 1
+#: Offsets of metrics: of the worker and the store within a node's ports, of a further device within its own.
+_METRICS, _METRICS_OF_STORE, _METRICS_OF_DEVICE = 3, 4, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class NodePlaces:
     name: str
     store_address: str
     store_listen: str
+    store_metrics_port: int
     socket_address: str
     socket_listen: str
     ssd: Path
@@ -70,6 +71,7 @@ def places_of(nodes: NodesSection, data: Path, shm_dir: Path, number: int) -> No
         name=name,
         store_address=f"{store}:{base}",
         store_listen=f"{n.listen_host or store}:{base}",
+        store_metrics_port=base + _METRICS_OF_STORE,
         socket_address=f"{store}:{base + 2}",
         socket_listen=f"{n.listen_host or store}:{base + 2}",
         ssd=directory / "ssd",

@@ -217,9 +217,11 @@ class TlsSection(BaseModel):
 
     model_config = STRICT
     #: Directory with this process's certificate: tls.crt, tls.key and ca.crt, as in a Kubernetes TLS secret; or one as
-    #: `upbeat certs init` makes it, with a directory for each identity. None: no TLS, and no internal address beyond
+    #: `upbeat certs init` makes it, with a directory for each identity. None: no internal address may be beyond
     #: loopback.
     directory: Path | None = None
+    #: Without a directory, `upbeat up` makes certificates of its own in DATA/tls.
+    automatic: bool = True
 
     @field_validator("directory")
     @classmethod

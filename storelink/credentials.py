@@ -86,9 +86,13 @@ class Credentials:
         context.sni_callback = look  # before each handshake
         return context
 
-    def client_context(self) -> ssl.SSLContext:
-        """For sockets that connect. Raises OSError."""
+    def client_context(self, *, any_name: bool = False) -> ssl.SSLContext:
+        """For sockets that connect. any_name: to whomever the authority has signed. Raises OSError."""
         self.newest()
+        if any_name:
+            unnamed = self._context(ssl.PROTOCOL_TLS_CLIENT)
+            unnamed.check_hostname = False
+            return unnamed
         made, generation = self._connecting or (None, -1)
         if made is None or generation != self.generation:
             made = self._context(ssl.PROTOCOL_TLS_CLIENT)

@@ -12,7 +12,6 @@ import random
 import re
 import shutil
 import sys
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,9 +131,7 @@ def measure_files(arm: Arm, root: Path) -> None:
 def read_bytes(stack: Stack) -> dict[str, int]:
     """Arena bytes the store has loaded since its start, by source."""
     places = load_config(stack.config_file, {"nodes": {"count": 1}}).node(0)
-    host, port = places.store_address.rsplit(":", 1)
-    with urllib.request.urlopen(f"http://{host}:{int(port) + 4}/metrics", timeout=5) as reply:
-        lines = reply.read().decode().splitlines()
+    lines = stack.metrics(places.store_metrics_port).splitlines()
     found = (re.fullmatch(r'upbeat_kvstore_read_bytes_total\{source="(\w+)"\} (.+)', line) for line in lines)
     return {match[1]: int(float(match[2])) for match in found if match}
 

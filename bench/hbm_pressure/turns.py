@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import urllib.request
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,8 +153,6 @@ async def withdraw(http: aiohttp.ClientSession, endpoint: Endpoint, session_id: 
 def samples(stack: Stack) -> dict[str, float]:
     """The worker's metrics by name and labels."""
     places = load_config(stack.config_file, {"nodes": {"count": 1}}).node(0)
-    host, port = places.devices[0].worker_address.rsplit(":", 1)
-    with urllib.request.urlopen(f"http://{host}:{int(port) + 2}/metrics", timeout=5) as reply:
-        lines = reply.read().decode().splitlines()
+    lines = stack.metrics(places.devices[0].metrics_port).splitlines()
     found = (re.fullmatch(r"(upbeat_worker_\S+) (\S+)", line) for line in lines)
     return {match[1]: float(match[2]) for match in found if match}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,9 +151,7 @@ class World:
 
     def hints(self) -> dict[str, float]:
         """The scheduler's hint counts since its start, by what it did."""
-        url = f"http://127.0.0.1:{self.stack.port + 1 + _METRICS_PORT}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = self.stack.metrics(self.stack.port + 1 + _METRICS_PORT).splitlines()
         prefix = 'upbeat_scheduler_hints_total{done="'
         return {
             line.removeprefix(prefix).partition('"')[0]: float(line.rsplit(" ", 1)[1])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
 import statistics
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,8 +148,7 @@ async def _decode(stack: Stack, model: Path, repetitions: int, workers: list[psu
     amount = SESSIONS * CHUNKS * SHAPE.chunk_bytes
     endpoint = Endpoint(stack.url, stack.model_name(), body=fixed_answers(model))
     places = load_config(stack.config_file, {"nodes": {"count": 1}}).node(0)
-    host, port = places.store_address.rsplit(":", 1)
-    metrics = f"http://{host}:{int(port) + 4}/metrics"
+    metrics = functools.partial(asyncio.to_thread, stack.metrics, places.store_metrics_port)
     arrivals: list[float] = []
     turns: list[_Turn] = []
 
@@ -171,13 +172,13 @@ async def _decode(stack: Stack, model: Path, repetitions: int, workers: list[psu
             await asyncio.sleep(_CALM_S)
             calm = stretch(begun, cpu)
             sessions = [_session(turn * SESSIONS + i) for i in range(SESSIONS)]
-            read, begun, cpu = await _read_bytes(http, metrics), time.perf_counter(), _cpu_s(workers)
+            read, begun, cpu = await _read_bytes(metrics), time.perf_counter(), _cpu_s(workers)
             hints = [{"session_id": s, "model_id": endpoint.model, "expected_arrival": 30} for s in sessions]
             await _post(http, stack, "/v1/advisory", {"advisories": hints})
             deadline, came = begun + _WAIT_S, 0
             while came < amount and time.perf_counter() < deadline:
                 await asyncio.sleep(_LOOK_S)
-                came = await _read_bytes(http, metrics) - read
+                came = await _read_bytes(metrics) - read
             if came < amount:
                 raise RuntimeError(f"{came >> 20} of {amount >> 20} MiB came")
             mb_s = came / (time.perf_counter() - begun) / 1e6
@@ -219,8 +220,7 @@ async def _post(http: aiohttp.ClientSession, stack: Stack, path: str, body: dict
             raise RuntimeError(f"{path} was answered {reply.status}: {await reply.text()}")
 
 
-async def _read_bytes(http: aiohttp.ClientSession, metrics: str) -> int:
+async def _read_bytes(metrics: Callable[[], Awaitable[str]]) -> int:
     """Bytes the node's store has read from slower tiers since its start."""
-    async with http.get(metrics) as reply:
-        text = await reply.text()
-    return sum(int(float(value)) for value in re.findall(r"^upbeat_kvstore_read_bytes_total\{.+\} (.+)$", text, re.M))
+    found = re.findall(r"^upbeat_kvstore_read_bytes_total\{.+\} (.+)$", await metrics(), re.M)
+    return sum(int(float(value)) for value in found)

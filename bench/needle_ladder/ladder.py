@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -141,10 +140,8 @@ def found_bytes(stack: Stack) -> Counter[str]:
     found: Counter[str] = Counter()
     config = load_config(stack.config_file, {"nodes": {"count": NODES}})
     for number in range(NODES):
-        host, _, port = config.node(number).store_address.rpartition(":")
         try:
-            with urllib.request.urlopen(f"http://{host}:{int(port) + 4}/metrics", timeout=10) as reply:
-                lines = reply.read().decode().splitlines()
+            lines = stack.metrics(config.node(number).store_metrics_port).splitlines()
         except OSError:
             continue  # without a cache no store runs
         for line in lines:

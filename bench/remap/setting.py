@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,8 +141,7 @@ class Arm:
         """Of the worker: preemptions, layers lent, copies, and seconds that steps waited for them, since its start; and
         layers that are lent `now`, by all models and by `a`."""
         port = load_config(self._stack.config_file, {"nodes": {"count": 1}}).node(0).devices[0].metrics_port
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
-            lines = reply.read().decode().splitlines()
+        lines = self._stack.metrics(port).splitlines()
         found = dict.fromkeys(_COUNTERS, 0.0)
         for line in lines:
             for name, start in _COUNTERS.items():

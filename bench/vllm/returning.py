@@ -13,7 +13,6 @@ import os
 import random
 import re
 import shutil
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -313,9 +312,7 @@ def _read_bytes(stack: Stack | None, number: int | None) -> dict[str, int]:
     """Bytes that a node's store has loaded since its start, by source, from its metrics."""
     if stack is None or number is None:
         return {}
-    host, port = _places(stack, number).store_address.rsplit(":", 1)
-    with urllib.request.urlopen(f"http://{host}:{int(port) + 4}/metrics", timeout=5) as reply:
-        lines = reply.read().decode().splitlines()
+    lines = stack.metrics(_places(stack, number).store_metrics_port).splitlines()
     found = (re.fullmatch(r'upbeat_kvstore_read_bytes_total\{source="(\w+)"\} (.+)', line) for line in lines)
     return {match[1]: int(float(match[2])) for match in found if match}
 

@@ -244,20 +244,22 @@ class HbmQuery(_message.Message):
     def __init__(self, query_id: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PeerCard(_message.Message):
-    __slots__ = ("node", "instance", "nixl_metadata", "arena_base", "arena_bytes", "socket_address")
+    __slots__ = ("node", "instance", "nixl_metadata", "arena_base", "arena_bytes", "socket_address", "local_name")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     NIXL_METADATA_FIELD_NUMBER: _ClassVar[int]
     ARENA_BASE_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     SOCKET_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_NAME_FIELD_NUMBER: _ClassVar[int]
     node: str
     instance: str
     nixl_metadata: bytes
     arena_base: int
     arena_bytes: int
     socket_address: str
-    def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., nixl_metadata: _Optional[bytes] = ..., arena_base: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., socket_address: _Optional[str] = ...) -> None: ...
+    local_name: str
+    def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., nixl_metadata: _Optional[bytes] = ..., arena_base: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., socket_address: _Optional[str] = ..., local_name: _Optional[str] = ...) -> None: ...
 
 class PeerLeaseRequest(_message.Message):
     __slots__ = ("lease_id", "fingerprint", "chunks", "reader")

@@ -29,6 +29,7 @@ class Card(NamedTuple):
     arena_base: int
     arena_bytes: int
     socket_address: str
+    local_name: str = ""
 
 
 class Transport(Protocol):

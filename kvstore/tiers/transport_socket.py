@@ -1,10 +1,11 @@
-"""Peers read over plain TCP where NIXL is missing: a request names a lease and ranges; the answer is their bytes.
+"""Peers read over sockets where NIXL is missing: a request names a lease and ranges; the answer is their bytes.
 
 Only ranges leased to the reader are served, and lengths are checked before anything is sent or read. Threads and
 blocking sockets on both sides: bytes move between socket and arena without passing through Python objects.
 
-Where the process has a certificate, both sides use TLS: the reader must be the node that the lease is for, and the
-owner the node that is asked.
+On one machine a Unix socket serves processes of the same user (same_machine.py). Beyond it, over TCP: where the process
+has a certificate, both sides use TLS; the reader must be the node that the lease is for, and the owner the node that is
+asked.
 
 Request: magic, length of the lease name, number of ranges; the name; (offset, length) per range. Answer: one status
 byte (1: the bytes follow, 0: refused).
@@ -25,6 +26,7 @@ from typing import Any
 
 from contracts import identity
 from contracts.identity import Role, identity_of
+from kvstore.tiers import same_machine
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
 from storelink import credentials
@@ -51,7 +53,8 @@ class SocketTransport:
         self._listen = listen
         self._address = address
         self._read_s = read_s
-        self._server: socket.socket | None = None
+        self._servers: list[socket.socket] = []
+        self._local_name = ""
         self._pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="peer-read")
         self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
@@ -64,13 +67,17 @@ class SocketTransport:
         """Raises OSError naming the address when the port is in use."""
         host, _, port = self._listen.rpartition(":")
         try:
-            self._server = socket.create_server((host, int(port)), backlog=64)
+            self._servers.append(socket.create_server((host, int(port)), backlog=64))
         except OSError as e:
             raise OSError(f"cannot listen on {self._listen}: {e.strerror}; is another stack running there?") from e
-        threading.Thread(target=self._accept, args=(self._server,), name="peer-accept", daemon=True).start()
+        if (local := same_machine.listening()) is not None:
+            self._servers.append(local[0])
+            self._local_name = local[1]
+        for server in self._servers:
+            threading.Thread(target=self._accept, args=(server,), name="peer-accept", daemon=True).start()
 
     def fill(self, card: Card) -> Card:
-        return card._replace(socket_address=self._address)
+        return card._replace(socket_address=self._address, local_name=self._local_name)
 
     # ---- the owner's side
 
@@ -81,7 +88,11 @@ class SocketTransport:
             except OSError:
                 return
             connection.settimeout(_IDLE_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            elif not same_machine.is_own(connection):
+                connection.close()
+                continue
             self._open.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="peer-serve", daemon=True).start()
 
@@ -97,7 +108,7 @@ class SocketTransport:
 
     def _secured(self, connection: socket.socket) -> socket.socket:
         """The connection after its handshake. Raises OSError."""
-        if self._serving is None:
+        if self._serving is None or connection.family == socket.AF_UNIX:
             return connection
         connection.settimeout(_HANDSHAKE_S)
         secured = self._serving.wrap_socket(connection, server_side=True)
@@ -178,6 +189,8 @@ class SocketTransport:
             with self._lock:
                 idle = self._idle.get(address)
                 return idle.pop() if idle else None
+        if (local := same_machine.connected(peer.local_name, self._read_s)) is not None:
+            return local
         host, _, port = address.rpartition(":")
         try:
             connection = socket.create_connection((host, int(port)), timeout=self._read_s)
@@ -206,10 +219,10 @@ class SocketTransport:
         with self._lock:
             self._stopped = True
             idle = [c for kept in self._idle.values() for c in kept]
-        if self._server is not None:
+        for server in self._servers:
             with contextlib.suppress(OSError):
-                self._server.shutdown(socket.SHUT_RDWR)
-            self._server.close()
+                server.shutdown(socket.SHUT_RDWR)
+            server.close()
         for connection in [*self._open, *idle]:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -86,12 +86,8 @@ def whole(stack: Stack, session: str, node: str, tier: str) -> list[int]:
 
 def metrics(stack: Stack, number: int) -> dict[str, float]:
     """A worker's samples by name and labels, without `upbeat_worker_`."""
-    host, _, port = (
-        load_config(stack.config_file, {"nodes": {"count": stack.nodes}})
-        .device(number, 0)
-        .worker_address.rpartition(":")
-    )
-    lines = httpx.get(f"http://{host}:{int(port) + 2}/metrics", timeout=10).text.splitlines()
+    device = load_config(stack.config_file, {"nodes": {"count": stack.nodes}}).device(number, 0)
+    lines = stack.metrics(device.metrics_port).splitlines()
     samples = (line.rpartition(" ") for line in lines if line.startswith("upbeat_worker_"))
     return {name.removeprefix("upbeat_worker_"): float(value) for name, _, value in samples}
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 import os
 import random
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 
+from contracts import identity
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from kvstore.tiers.manifests import PREFIX
 from loadtest.stack import Stack
 from runtime.config import Config
 from runtime.config_file import load_config
+from storelink.channel import blocking_channel
 from tests.e2e.chat import Chat, script
 from tests.faults.damage import KINDS
 
@@ -92,16 +92,19 @@ class Damaged:
         return len(gone)
 
 
-def store(config: Config, node: int) -> KvStoreStub:
-    return KvStoreStub(grpc.insecure_channel(config.node(node).store_address))
+def written(stack: Stack, config: Config, node: int) -> bool:
+    """Has the node's store write what it has not written yet; whether it did so in time."""
+    places = config.node(node)
+    with blocking_channel(places.store_address, identity.node(places.name), stack.operator) as channel:
+        complete: bool = KvStoreStub(channel).Flush(pb.FlushRequest(timeout_s=60)).complete
+    return complete
 
 
-def counted(config: Config) -> float:
+def counted(stack: Stack, config: Config) -> float:
     """Damage that both nodes' metrics tell of, since they started."""
     total = 0.0
     for node in (0, 1):
-        host, port = config.node(node).store_address.split(":")
-        text = urllib.request.urlopen(f"http://{host}:{int(port) + 4}/metrics", timeout=10).read().decode()
+        text = stack.metrics(config.node(node).store_metrics_port)
         total += sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(_METRICS))
     return total
 
@@ -132,9 +135,9 @@ def test_a_thousand_damaged_objects_change_no_answer(
                 cached += sum(a.cached_tokens for a in answers)
                 config = load_config(stack.config_file, {"data": str(stack.data), "nodes": {"count": 2}})
                 for number in (0, 1):
-                    assert store(config, number).Flush(pb.FlushRequest(timeout_s=60)).complete
+                    assert written(stack, config, number)
                 met += damaged.met()
-                noticed += counted(config)
+                noticed += counted(stack, config)
                 if met >= WANTED:
                     break
                 stack.stop()

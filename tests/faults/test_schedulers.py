@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import httpx
 import psutil
 import pytest
 
+from contracts.identity import SCHEDULER
 from contracts.ids import DEFAULT_TENANT, SessionKey
 from contracts.rendezvous import rendezvous
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from loadtest.stack import Stack
 from runtime.config_file import load_config
+from storelink.channel import blocking_channel
 from tests.e2e.chat import Chat, script
 from tests.faults.test_kill import MODEL, process, wait_ready
 
@@ -209,25 +210,25 @@ def test_an_erased_session_comes_back_through_no_scheduler(stack: Stack, expecte
     chat = Chat(stack.url, name)
     for line, right in zip(script(0, turns=TURNS), expected[0], strict=True):
         assert chat.say(line).text == right
-    _until(lambda: all(name in _known(address) for address in addresses))
+    _until(lambda: all(name in _known(stack, address) for address in addresses))
     reply = httpx.delete(f"{stack.url}/v1/sessions/{name}", timeout=30)
     assert reply.status_code == 200, reply.text
-    _until(lambda: not any(name in _known(address) for address in addresses))
+    _until(lambda: not any(name in _known(stack, address) for address in addresses))
     for node in range(2):
         process(stack, f"upbeat-kvstore --node {node}").kill()
         time.sleep(1.5)
         wait_ready(stack, 60)
     time.sleep(2.0)  # both stores have said what they hold
-    assert not any(name in _known(address) for address in addresses)
+    assert not any(name in _known(stack, address) for address in addresses)
     assert httpx.get(f"{stack.url}/v1/sessions/{name}", timeout=10).status_code == 404
     again = Chat(stack.url, name)
     assert again.say(script(0, turns=TURNS)[0]).text == expected[0][0]
-    _until(lambda: all(name in _known(address) for address in addresses))
+    _until(lambda: all(name in _known(stack, address) for address in addresses))
 
 
-def _known(address: str) -> set[str]:
+def _known(stack: Stack, address: str) -> set[str]:
     """The sessions that a scheduler knows."""
-    with grpc.insecure_channel(address) as channel:
+    with blocking_channel(address, SCHEDULER, stack.operator) as channel:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
         reply = stub.ListSessions(scheduler_pb2.ListSessionsRequest(limit=10_000), timeout=10)
     return {s.session.session_id for s in reply.sessions}

@@ -25,7 +25,7 @@ from tests.kvstore.tier_harness import MIB, arena
 
 __all__ = ["arena"]
 
-KINDS = ["socket", "nixl", "auto", "auto with a peer that NIXL does not reach", "fake"]
+KINDS = ["socket", "socket over TCP", "nixl", "auto", "auto with a peer that NIXL does not reach", "fake"]
 LIMIT_S = 30
 _numbers = itertools.count()
 
@@ -49,7 +49,7 @@ class Pair:
             return FakeTransport(arena, leases, address)
         by_nixl = NixlTransport(arena, leases, f"agent-{os.getpid()}-{time.monotonic_ns()}-{next(_numbers)}")
         by_socket = SocketTransport(arena, leases, address, address)
-        return {"socket": by_socket, "nixl": by_nixl}.get(self.kind) or AutoTransport(by_nixl, by_socket)
+        return {"socket": by_socket, "nixl": by_nixl}.get(self.kind.split()[0]) or AutoTransport(by_nixl, by_socket)
 
     def make_owner(self) -> None:
         """A new life of the owner at the same address."""
@@ -61,6 +61,8 @@ class Pair:
             "node-0", f"i-{time.monotonic_ns()}", b"", self.owner_arena.address, self.owner_arena.size_bytes, ""
         )
         self.card = self.owner.fill(card)
+        if "TCP" in self.kind:
+            self.card = self.card._replace(local_name="")
         if "not reach" in self.kind:
             self.card = self.card._replace(nixl_metadata=b"nonsense")
 
@@ -159,9 +161,11 @@ async def test_an_owner_that_stopped_is_no_answer_and_its_next_life_is_read_agai
 
 
 async def test_a_peer_that_is_nowhere_is_no_answer_in_bounded_time(pair, free_ports):
-    pair.card = pair.card._replace(socket_address=f"127.0.0.1:{free_ports(1)}", nixl_metadata=b"", instance="nobody")
+    pair.card = pair.card._replace(
+        socket_address=f"127.0.0.1:{free_ports(1)}", nixl_metadata=b"", instance="nobody", local_name="upbeat-nobody"
+    )
     assert not await pair.read(some_ranges(2))
-    pair.card = pair.card._replace(socket_address="nonsense")
+    pair.card = pair.card._replace(socket_address="nonsense", local_name="nonsense" * 100)
     assert not await pair.read(some_ranges(2))
 
 
@@ -252,14 +256,14 @@ async def test_a_peer_that_stops_in_the_middle_is_given_up(sockets, said, ends):
 
         threading.Thread(target=serve, daemon=True).start()
         sockets.reader = SocketTransport(sockets.arena, LeasedRanges(), "", "", read_s=1.0)
-        sockets.card = sockets.card._replace(socket_address=f"127.0.0.1:{server.getsockname()[1]}")
+        sockets.card = sockets.card._replace(socket_address=f"127.0.0.1:{server.getsockname()[1]}", local_name="")
         assert not await sockets.read([(0, 0, 100_000)])
         over.set()
 
 
 async def test_stopping_ends_a_read_from_a_peer_that_hangs(sockets):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        sockets.card = sockets.card._replace(socket_address=f"127.0.0.1:{server.getsockname()[1]}")
+        sockets.card = sockets.card._replace(socket_address=f"127.0.0.1:{server.getsockname()[1]}", local_name="")
         reading = asyncio.ensure_future(sockets.read([(0, 0, 4096)]))
         connection, _ = await asyncio.to_thread(server.accept)
         await asyncio.to_thread(connection.recv, 1)

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-import kvstore.__main__
 from cli.core.plan import stack_plan
 from contracts import identity
 from contracts.errors import ConfigError
@@ -154,7 +153,7 @@ def test_prometheus_scrapes_every_service_at_the_port_where_it_shows_metrics(mon
     for n in range(config.nodes.count):
         places = config.node(n)
         expected[f"worker-{n}"] = places.devices[0].metrics_port
-        expected[f"kvstore-{n}"] = port_of(places.store_listen) + kvstore.__main__.METRICS_PORT
+        expected[f"kvstore-{n}"] = places.store_metrics_port
     assert set(expected) == set(SERVICES)
     scraped = {}
     for job in yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]:

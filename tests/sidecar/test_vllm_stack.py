@@ -19,10 +19,13 @@ import grpc
 import psutil
 import pytest
 
+from contracts.identity import node
 from contracts.v1 import worker_pb2_grpc
 from loadtest.random_model import SHAPES, make_random_model
 from runtime.config_file import load_config
+from runtime.metrics_page import read_metrics
 from storelink.arena_sharing import arenas_of, remove_dead
+from storelink.credentials import Credentials
 from tests.sidecar.node import Answer, HttpCall
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -106,9 +109,11 @@ class UpVllm:
             return False  # not known yet
         return held
 
+    def credentials(self, who: str) -> Credentials:
+        return Credentials(self.folder / "data" / "tls" / who)
+
     def metric(self, name: str) -> float:
-        url = f"http://127.0.0.1:{self.port + 23}/metrics"
-        text = urllib.request.urlopen(url, timeout=20).read().decode()
+        text = read_metrics("127.0.0.1", self.port + 23, self.credentials("operator"), 20.0)
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
 
     def close(self) -> None:
@@ -140,7 +145,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], 
 
 async def through_sidecar(stack: UpVllm, path: str, body: Any, **head: Any) -> Answer:
     """What the sidecar answers."""
-    async with grpc.aio.insecure_channel(stack.worker) as channel:
+    named = [("grpc.ssl_target_name_override", node("node-0").dns)]
+    own = stack.credentials("gateway").client()
+    async with grpc.aio.secure_channel(stack.worker, own, options=named) as channel:
         call = HttpCall(worker_pb2_grpc.WorkerStub(channel))  # type: ignore[no-untyped-call]
         asking = call.begin(**{"request_id": f"r-{time.monotonic_ns()}", "path": path} | head)
         asking.send(json.dumps(body).encode())

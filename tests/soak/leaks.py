@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import re
 import statistics
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +54,14 @@ def metrics(stack: Stack) -> dict[str, dict[str, float]]:
     ports = {"gateway": stack.port, "scheduler": config.scheduler.port + 10}
     for n in range(stack.nodes):
         ports |= {
-            f"worker-{n}": config.nodes.base_port + 10 * n + 3,
-            f"kvstore-{n}": config.nodes.base_port + 10 * n + 4,
+            f"worker-{n}": config.node(n).devices[0].metrics_port,
+            f"kvstore-{n}": config.node(n).store_metrics_port,
         }
     found = {}
     for service, port in ports.items():
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
-        ):
-            lines = (
-                re.fullmatch(r"([a-z_]+(?:\{[^}]*\})?) (\S+)", line) for line in answer.read().decode().splitlines()
-            )
+        with contextlib.suppress(OSError):
+            page = stack.gateway_metrics() if service == "gateway" else stack.metrics(port)
+            lines = (re.fullmatch(r"([a-z_]+(?:\{[^}]*\})?) (\S+)", line) for line in page.splitlines())
             found[service] = {match[1]: float(match[2]) for match in lines if match}
     return found
 
