@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from collections.abc import Iterable
 
 import psutil
@@ -17,7 +18,18 @@ _FAMILIES = {"0.0.0.0": (4,), "::": (4, 6)}
 
 def base_url(config: Config) -> str:
     """The gateway's URL for this machine."""
-    return _url(_EVERY.get(config.gateway.host, config.gateway.host), config.gateway.port)
+    return _url(config, _EVERY.get(config.gateway.host, config.gateway.host))
+
+
+def unverified(config: Config) -> ssl.SSLContext | None:
+    """For questions without secrets to this machine's own gateway, whose certificate names another host; None: it
+    speaks plain HTTP."""
+    if config.gateway.https is None:
+        return None
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname = False
+    made.verify_mode = ssl.CERT_NONE
+    return made
 
 
 def other_urls(config: Config, own: Iterable[str] | None = None) -> list[str]:
@@ -27,11 +39,7 @@ def other_urls(config: Config, own: Iterable[str] | None = None) -> list[str]:
     """
     wanted = _FAMILIES.get(config.gateway.host, ())
     found = [ipaddress.ip_address(address) for address in (_own() if own is None else own)] if wanted else []
-    return [
-        _url(str(a), config.gateway.port)
-        for a in found
-        if a.version in wanted and not (a.is_loopback or a.is_link_local)
-    ]
+    return [_url(config, str(a)) for a in found if a.version in wanted and not (a.is_loopback or a.is_link_local)]
 
 
 def _own() -> list[str]:
@@ -42,5 +50,5 @@ def _own() -> list[str]:
     ]
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def _url(config: Config, host: str) -> str:
+    return f"{config.gateway.scheme}://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"

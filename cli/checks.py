@@ -99,7 +99,7 @@ def profile(
 
 
 def probe(
-    address: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port")],
+    address: Annotated[str, typer.Argument(help="http, https or grpc, ://host:port")],
     who: Annotated[str, typer.Argument(help="Who must answer, as in its certificate: scheduler, node-0, ...")] = "",
 ) -> int:
     """Exit with status 0 when the service at ADDRESS is healthy: the health check of containers."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -39,11 +41,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway at `url`, called with `key` if there is one."""
+    """A gateway at `url`, called with `key` if there is one. verified: an HTTPS gateway must have a certificate for its
+    name from an authority that this system trusts, or that SSL_CERT_FILE names."""
 
     url: str
     key: str | None = None
     timeout_s: float = TIMEOUT_S
+    verified: bool = True
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         """The answer of one call, whatever its status. Raises CallFailed if none comes, ConfigError for a bad URL."""
@@ -58,13 +62,15 @@ class Gateway:
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, data=data, headers=sent, method=method)
             try:
-                with _direct.open(request, timeout=self.timeout_s) as response:
+                with _direct(self.verified).open(request, timeout=self.timeout_s) as response:
                     return Answer(response.status, _decoded(response.read()))
             except urllib.error.HTTPError as e:
                 return Answer(e.code, _decoded(e.read()))
         except (OSError, ValueError) as e:
             reason = getattr(e, "reason", e)
             remedy = "start a stack with `upbeat up`, or say where one runs with --url or UPBEAT_URL"
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                remedy = "give the name that its certificate has, and its authority's file in SSL_CERT_FILE"
             raise CallFailed(f"nothing answers at {self.url} ({reason}); {remedy}", NOBODY) from e
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
@@ -111,8 +117,14 @@ def error_message(data: Any) -> str:
         return str(data)[:200]
 
 
-#: Ignores the proxies of the environment.
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+@cache
+def _direct(verified: bool) -> urllib.request.OpenerDirector:
+    """Ignores the proxies of the environment."""
+    context = None if verified else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if context is not None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    https = urllib.request.HTTPSHandler(context=context)
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
 
 
 def _decoded(body: bytes) -> Any:

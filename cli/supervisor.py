@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cli import machine
-from cli.addresses import base_url
+from cli.addresses import base_url, unverified
 from cli.core.plan import STOP_ORDER, Planned, compute_threads, own_cores
 from cli.core.restart import AT_ONCE_S, RestartPolicy, Verdict
 from cli.display import Display
@@ -260,11 +260,11 @@ class Supervisor:
 
 async def ask_ready(config: Config) -> tuple[int, str]:
     """The status of the gateway's /ready?all=1, and what is missing; status 0 if it does not answer."""
-    host, port = base_url(config).removeprefix("http://").rsplit(":", 1)
+    host, port = base_url(config).partition("://")[2].rsplit(":", 1)
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(2.0):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=unverified(config))
             writer.write(f"GET /ready?all=1 HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
             head, _, body = (await reader.read(65_536)).partition(b"\r\n\r\n")
             return int(head.split(b" ", 2)[1]), _reason(body)

@@ -31,6 +31,7 @@ from gateway.finetune.jobs import FineTuning
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
+from gateway.https import https_context
 from gateway.intake import expect_continue
 from gateway.listener import Listener
 from gateway.parts import PARTS, Parts
@@ -250,10 +251,11 @@ class Gateway:
         self._listener = Listener(
             self._runner.server, -(-section.max_connections // section.processes), section.tenant_share, limits, options
         )
-        await self._listener.open(section.host, section.port, shared=section.processes > 1)
+        secure = None if section.https is None else https_context(section.https)
+        await self._listener.open(section.host, section.port, secure, shared=section.processes > 1)
         self._tasks.start(self._listener.watch(), "watch connections")
         self._warn_of_plain_keys()
-        log.info("serving", url=f"http://{section.host}:{section.port}", keys=not keys.open)
+        log.info("serving", url=f"{section.scheme}://{section.host}:{section.port}", keys=not keys.open)
 
     def _warn_of_plain_keys(self) -> None:
         section = self._config.gateway

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import ssl
 from typing import Any, NoReturn, cast
 
 from aiohttp import web
@@ -46,10 +47,13 @@ class Listener:
         self._owners: dict[Connection, str] = {}
         self._refusing = 0
         self._listening: asyncio.Server | None = None
+        self._secure: ssl.SSLContext | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
 
-    async def open(self, host: str, port: int, *, shared: bool) -> None:
-        """Listen. shared: other processes listen on the port too. Raises OSError naming the address when the port is
-        taken."""
+    async def open(self, host: str, port: int, secure: ssl.SSLContext | None, *, shared: bool) -> None:
+        """Listen. secure: for HTTPS. shared: other processes listen on the port too. Raises OSError naming the address
+        when the port is taken."""
+        self._secure = secure
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(
             lambda: _Accepted(self), host, port, backlog=1024, reuse_port=shared or None
@@ -70,24 +74,58 @@ class Listener:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+        for handshake in self._handshakes:
+            handshake.cancel()
 
-    def admit(self, transport: asyncio.Transport) -> None:
+    def admit(self, transport: asyncio.Transport, accepted: _Accepted) -> None:
         """Accept the connection, which aiohttp then serves, or refuse it."""
         peer = transport.get_extra_info("peername")
         owner = network_of(peer[0] if peer else None)
         if not self.shares.take(owner):
             self._refuse(transport)
             return
+        if self._secure is None:
+            self._serve(transport, owner)
+            return
+        accepted.securing = True
+        handshake = asyncio.create_task(self._secured(transport, accepted, owner, self._secure), name="TLS handshake")
+        self._handshakes.add(handshake)
+        handshake.add_done_callback(self._handshakes.discard)
+
+    async def _secured(
+        self, transport: asyncio.Transport, accepted: _Accepted, owner: str, secure: ssl.SSLContext
+    ) -> None:
+        """Serve the connection after its handshake, which may take as long as a request's headers."""
+        made: asyncio.Transport | None = None
+        try:
+            made = await asyncio.get_running_loop().start_tls(
+                transport, accepted, secure, server_side=True, ssl_handshake_timeout=self._limits.header_s
+            )
+        except OSError:  # also ssl.SSLError
+            metrics.HANDSHAKES.inc()
+        finally:
+            if made is None or accepted.lost:
+                transport.abort()
+                self.shares.give(owner)
+        if made is not None and not accepted.lost:
+            self._serve(made, owner, accepted.early)
+
+    def _serve(self, transport: asyncio.Transport, owner: str, early: bytes = b"") -> None:
         connection = Connection(self._server, self._limits, self._left, **self._options)
         self._owners[connection] = owner
         transport.set_protocol(connection)
         connection.connection_made(transport)
+        if early:
+            connection.data_received(early)
 
     def _left(self, connection: Connection) -> None:
         self.shares.give(self._owners.pop(connection))
 
     def _refuse(self, transport: asyncio.Transport) -> None:
         metrics.SHED.labels("connections").inc()
+        if self._secure is not None:  # nobody would understand the answer
+            transport.abort()
+            return
         transport.write(_FULL)
         if self._refusing >= _REFUSING:
             transport.close()
@@ -102,14 +140,25 @@ class Listener:
 
 
 class _Accepted(asyncio.Protocol):
-    """The protocol of a new connection. A refused connection keeps it, so that its input is discarded."""
+    """The protocol of a new connection, and of its handshake. A refused connection keeps it; nobody reads its input."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
+        self.securing = False
+        #: What came with the end of the handshake.
+        self.early = b""
+        self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio's.
-        self._listener.admit(cast(asyncio.Transport, transport))
+        self._listener.admit(cast(asyncio.Transport, transport), self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.securing:
+            self.early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
 
 
 def raised_file_limit() -> int:

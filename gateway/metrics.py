@@ -79,6 +79,9 @@ SHED = Counter(
 )
 HEAVY = Counter("upbeat_gateway_heavy_bodies", "Bodies that were read in a process of their own", registry=REGISTRY)
 CUT = Counter("upbeat_gateway_cut", "Connections closed for taking too long, by what for", ["why"], registry=REGISTRY)
+HANDSHAKES = Counter(
+    "upbeat_gateway_handshakes_failed", "TLS handshakes of clients that failed or took too long", registry=REGISTRY
+)
 BODY_BYTES = Gauge("upbeat_gateway_body_bytes", "Bytes of request bodies that are held", registry=REGISTRY)
 
 

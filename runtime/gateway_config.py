@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -62,6 +63,8 @@ class GatewaySection(BaseModel):
     model_config = STRICT
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=1, le=65535)
+    #: Directory with tls.crt and tls.key for HTTPS, as in a Kubernetes TLS secret; None: plain HTTP.
+    https: Path | None = None
     #: Accepted Host headers, without a port, such as chat.example.org, *.example.org, 10.0.0.7 or [fd00::7]. Loopback
     #: names and `host` are always accepted. With keys and an empty list, every name is accepted; without keys, no
     #: other.
@@ -110,6 +113,16 @@ class GatewaySection(BaseModel):
     comment_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     #: Seconds for running requests to end when the gateway is stopped.
     drain_s: float = Field(default=25.0, ge=0, allow_inf_nan=False)
+
+    @field_validator("https")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
+
+    @property
+    def scheme(self) -> str:
+        """Of its URLs."""
+        return "http" if self.https is None else "https"
 
     def weight(self, tenant: str) -> float:
         """A tenant's weight, from `tenant_limits`, else from `limits`."""
