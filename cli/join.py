@@ -22,6 +22,7 @@ from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.config_file import changed, dump_config, said_config, with_hashed_keys
 from runtime.metrics_page import read_metrics
+from runtime.private import keep_private
 from storelink.credentials import Credentials
 
 _ASK_S = 10.0
@@ -66,6 +67,7 @@ def join(
     from cli.supervisor import Run, Supervisor
     from cli.up import check_programs
 
+    keep_private()
     count = said_config(config).nodes.count
     number = count if node is None else node
     if number < 0:

@@ -18,6 +18,7 @@ from cli.settings import Flags, resolve
 from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.config_file import cluster_secret, dump_config, with_hashed_keys
+from runtime.private import keep_private
 from runtime.vllm_checks import vllm_nodes
 from runtime.vllm_places import missing_python, vllm_places
 
@@ -78,6 +79,7 @@ def up(
     from cli.own_key import own_key_of
     from cli.supervisor import Run, Supervisor, ask_ready
 
+    keep_private()
     one, several = asked_models(model)
     flags = Flags(
         nodes,

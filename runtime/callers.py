@@ -12,6 +12,7 @@ from prometheus_client import Counter
 
 from contracts.identity import MAY_CALL, Identity, Role, identity_of
 from runtime import telemetry
+from runtime.handshakes import Handshakes
 from storelink import credentials
 
 log = telemetry.logger("runtime.callers")
@@ -31,6 +32,9 @@ Handler = Any  # grpc.RpcMethodHandler, whose fields its stubs do not name
 class Authorise(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Lets a call through if `MAY_CALL` names its caller's role."""
 
+    def __init__(self, handshakes: Handshakes) -> None:
+        self._handshakes = handshakes
+
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
     ) -> Handler:
@@ -40,6 +44,7 @@ class Authorise(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method = str(details.method)
 
         async def check(context: Any) -> None:
+            self._handshakes.called(context.peer())
             who = caller(context)
             if who is None or who.role not in MAY_CALL.get(method, ()):
                 await refuse(context, method, who, "by its role")

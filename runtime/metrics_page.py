@@ -12,6 +12,7 @@ from prometheus_client import make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from runtime import telemetry
+from runtime.handshakes import refused
 from storelink import credentials
 from storelink.credentials import Credentials
 
@@ -33,7 +34,12 @@ def serve_metrics(host: str, port: int) -> WSGIServer:
             if context is None:
                 super().finish_request(request, client_address)
                 return
-            with context.wrap_socket(request, server_side=True) as secured:
+            try:
+                secured = context.wrap_socket(request, server_side=True)
+            except OSError:
+                refused()
+                raise
+            with secured:
                 super().finish_request(secured, client_address)
 
         def handle_error(self, request: Any, client_address: Any) -> None:

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from runtime.callers import Authorise
+from runtime.handshakes import Handshakes
 from storelink import credentials
 from storelink.channel import OPTIONS, channel
 
@@ -29,15 +30,17 @@ def server(
 
     Raises OSError naming the address when it cannot listen there.
     """
-    own = credentials.own()
+    own, handshakes = credentials.own(), Handshakes()
+    secure = None if own is None else own.server(handshakes.begun)
     made = grpc.aio.server(
-        options=list((dict(OPTIONS) | dict(limits or {})).items()), interceptors=[] if own is None else [Authorise()]
+        options=list((dict(OPTIONS) | dict(limits or {})).items()),
+        interceptors=[] if secure is None else [Authorise(handshakes)],
     )
     checker = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, made)
     reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], made)
     try:
-        bound = made.add_insecure_port(listen) if own is None else made.add_secure_port(listen, own.server())
+        bound = made.add_insecure_port(listen) if secure is None else made.add_secure_port(listen, secure)
     except RuntimeError as e:
         raise OSError(f"cannot listen on {listen}: {e}; is another stack running there?") from e
     if not bound:

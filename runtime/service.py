@@ -29,6 +29,7 @@ from runtime import telemetry
 from runtime.config import Config
 from runtime.config_file import load_config
 from runtime.own_certificate import use_certificate
+from runtime.private import keep_private
 
 log = telemetry.logger("runtime.service")
 
@@ -159,6 +160,7 @@ def arguments(service: str, *, with_node: bool = False, with_device: bool = Fals
             "--number", type=int, default=0, help=f"which {service} of the configuration this is, from 0"
         )
     given = parser.parse_args()
+    keep_private()
     number = given.node if with_node else given.number if numbered else 0
     try:
         config = load_config(given.config)

@@ -45,11 +45,14 @@ class Credentials:
         self._connecting: tuple[ssl.SSLContext, int] | None = None
 
     # ---- what gRPC takes ---------------------------------------------------------------------------------------
-    def server(self) -> grpc.ServerCredentials:
-        """Asks each client for a certificate."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._newer, require_client_authentication=True
-        )
+    def server(self, begun: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+        """Asks each client for a certificate. begun: called at the start of each handshake, from any thread."""
+
+        def newer() -> Any:
+            begun()
+            return self._newer()
+
+        return grpc.dynamic_ssl_server_credentials(self._configuration(), newer, require_client_authentication=True)
 
     def client(self) -> grpc.ChannelCredentials:
         """Of the newest files."""

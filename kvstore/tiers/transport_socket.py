@@ -29,6 +29,7 @@ from contracts.identity import Role, identity_of
 from kvstore.tiers import same_machine
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
+from runtime.handshakes import refused
 from storelink import credentials
 
 _MAGIC = b"UPBT"
@@ -111,7 +112,11 @@ class SocketTransport:
         if self._serving is None or connection.family == socket.AF_UNIX:
             return connection
         connection.settimeout(_HANDSHAKE_S)
-        secured = self._serving.wrap_socket(connection, server_side=True)
+        try:
+            secured = self._serving.wrap_socket(connection, server_side=True)
+        except OSError:
+            refused()
+            raise
         secured.settimeout(_IDLE_S)
         self._open.add(secured)
         self._open.discard(connection)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import socket
 import ssl
 import struct
@@ -25,6 +28,7 @@ from loadtest.stack import Stack
 from runtime.config import Config
 from runtime.config_file import load_config
 from scheduler.metrics import metrics_port
+from storelink.arena_sharing import arenas_of
 from storelink.channel import blocking_channel
 from storelink.credentials import Credentials
 from tests.certificates import certificates
@@ -164,6 +168,44 @@ def test_a_refusal_is_counted_and_logged_once_and_nobodys_place_is_taken(
     counted = metrics(port, Credentials(fleet / "operator").client_context(), SCHEDULER)
     line = next(line for line in counted.splitlines() if 'upbeat_calls_refused_total{method="StoreReports"}' in line)
     assert float(line.split()[-1]) >= 3
+
+
+def test_a_caller_without_a_certificate_is_counted_and_logged(stack: Stack, config: Config, fleet: Path) -> None:
+    port = config.node(0).store_metrics_port
+    assert calls(config, None, None, "KvStore.PeerLease", LEASE) == "UNAVAILABLE"
+    deadline = time.monotonic() + 60
+    while not re.search(
+        r"^upbeat_handshakes_refused_total [1-9]",
+        metrics(port, Credentials(fleet / "operator").client_context(), NODE_0),
+        re.M,
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    log = (stack.directory / "run" / "logs" / "kvstore-0.log").read_text()
+    assert "connections without a certificate of this fleet" in log
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_of_the_machine_reads_no_file_of_a_stack(stack: Stack, config: Config) -> None:
+    Chat(stack.url, "private").say("Who reads this?")
+    deadline = time.monotonic() + 60
+    while not any((stack.data / "blob").rglob("private")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    stack.directory.chmod(0o755)  # a temporary directory would hide all of it
+    arenas = [path for node in range(2) for path in arenas_of(config.node(node).arena_stem)]
+    places = [*stack.data.rglob("*"), *stack.run_dir.rglob("*"), *arenas]
+    assert len(arenas) == 2
+    open_to_all = []
+    os.seteuid(65_534)
+    try:
+        for path in places:
+            with contextlib.suppress(OSError):
+                (os.listdir if path.is_dir() else Path.open)(path)
+                open_to_all.append(path)
+    finally:
+        os.seteuid(0)
+    assert not open_to_all
 
 
 def nodes(stack: Stack) -> list[tuple[str, str]]:
