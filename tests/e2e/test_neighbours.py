@@ -187,7 +187,7 @@ def test_a_caller_without_a_certificate_is_counted_and_logged(stack: Stack, conf
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_of_the_machine_reads_no_file_of_a_stack(stack: Stack, config: Config) -> None:
-    Chat(stack.url, "private").say("Who reads this?")
+    Chat(stack.url, "private").say(script(1)[0])
     deadline = time.monotonic() + 60
     while not any((stack.data / "blob").rglob("private")):
         assert time.monotonic() < deadline
