@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -25,20 +26,20 @@ import pytest
 from loadtest.stack import Stack
 from runtime.config import Config
 from runtime.config_file import dump_config, load_config
+from runtime.metrics_page import read_metrics
 from storelink import credentials
-from storelink.arena_sharing import arenas_of, remove_dead
+from storelink.credentials import Credentials
 from tests.certificates import certificates
 from tests.e2e.chat import Chat, script
 from tests.faults.netns import INTERFACE, Network, NotPermitted
+from tests.faults.services import ROOT, Services
 from tests.kvstore.store_metrics import store_metrics
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(290)]
-ROOT = Path(__file__).parents[2]
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", ROOT / "models" / "demo"))
 CUTS = {"one way": [(0, 1)], "the other way": [(1, 0)], "both ways": [(0, 1), (1, 0)]}
 SEEDS = (0, 1, 2, 3)
 TURNS = 8
-READY_S, STOP_S = 90.0, 40.0
 #: When the network is whole, a conversation's cache is read from its former node within this time.
 WELL_S = 90.0
 
@@ -51,61 +52,15 @@ def expected() -> Iterator[list[list[str]]]:
         yield [[chat.say(line).text for line in script(seed, TURNS)] for seed, chat in zip(SEEDS, chats, strict=True)]
 
 
-class PartedStack:
-    """A scheduler and a gateway here, two nodes in their namespaces. Use as a context manager."""
+class PartedStack(Services):
+    """A scheduler and a gateway here, two nodes in their namespaces."""
 
     def __init__(self, network: Network, config: Config, file: Path) -> None:
-        self.network, self.config, self._file = network, config, file
-        self._processes: list[subprocess.Popen[bytes]] = []
+        super().__init__(config, file)
+        self.network = network
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.config.gateway.port}"
-
-    def __enter__(self) -> PartedStack:
-        try:
-            self._start("scheduler")
-            for service in ("kvstore", "worker"):
-                for node in range(2):
-                    self._start(service, node)
-            self._start("gateway")
-            self._wait_ready()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def _start(self, service: str, node: int | None = None) -> None:
-        where, which = ([], []) if node is None else (self.network.inside(node), ["--node", str(node)])
-        with self._file.with_name(f"{service}-{node}.log").open("ab") as log:
-            command = [*where, sys.executable, "-m", service, "--config", str(self._file), *which]
-            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT))
-
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
-            try:
-                answer = httpx.get(f"{self.url}/ready?all=1", timeout=2)
-                if answer.status_code == 200 and len(httpx.get(f"{self.url}/v1/fleet", timeout=2).json()["nodes"]) == 2:
-                    return
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.2)
-        logs = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in self._file.parent.glob("*.log"))
-        raise AssertionError(f"not ready within {READY_S:.0f} s\n{logs}")
-
-    def __exit__(self, *_: object) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-        deadline = time.monotonic() + STOP_S
-        for process in self._processes:
-            try:
-                process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
-        for node in range(2):
-            remove_dead(arenas_of(self.config.node(node).arena_stem))
+    def inside(self, node: int) -> list[str]:
+        return self.network.inside(node)
 
     def written_back(self, session: str, node: int) -> None:
         """Wait until the object store has what the node has of the session: what comes there later is not forgotten."""
@@ -250,3 +205,52 @@ def test_a_network_that_comes_and_goes_under_conversations_that_move(
         weather.join()
         stack.network.heal()
     until_peers_are_read(stack)
+
+
+#: Asks a gRPC port without a certificate, and any port in plain text; prints what came of it.
+PROBE = """
+import socket, sys
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+address = sys.argv[1]
+with grpc.insecure_channel(address) as channel:
+    try:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        print("answered")
+    except grpc.RpcError as e:
+        print(e.code().name)
+host, _, port = address.rpartition(":")
+with socket.create_connection((host, int(port)), timeout=10) as plain:
+    plain.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+    try:
+        print(b"upbeat" in plain.recv(65536))
+    except ConnectionError:
+        print(False)
+"""
+
+
+def test_a_neighbour_on_the_network_gets_nowhere_without_a_certificate(stack: PartedStack) -> None:
+    node, device = stack.config.node(0), stack.config.device(0, 0)
+    host = device.worker_address.rpartition(":")[0]
+    metrics = [f"{host}:{port}" for port in (node.store_metrics_port, device.metrics_port)]
+    addresses = [
+        stack.config.scheduler_addresses[0],
+        node.store_address,
+        node.socket_address,
+        device.worker_address,
+        *metrics,
+    ]
+    for address in addresses:
+        command = [*stack.network.inside(1), sys.executable, "-c", PROBE, address]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+        assert said == ["UNAVAILABLE", "False"], address
+    own = Credentials(stack.config.tls.directory / "operator") if stack.config.tls.directory else None
+    deadline = time.monotonic() + 60
+    while not (
+        refused := re.search(
+            r"^upbeat_handshakes_refused_total ([1-9]\S*)", read_metrics(host, node.store_metrics_port, own), re.M
+        )
+    ):
+        assert time.monotonic() < deadline, "refusals are counted"
+        time.sleep(0.5)
+    assert float(refused[1]) >= 2

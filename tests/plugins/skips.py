@@ -30,6 +30,7 @@ ALLOWED = {
     r"names of x86 processors|this processor (does not|has no) .*|needs a processor with .*": "another processor",
     r"no cross-compiler or no emulator .*": "what it names",
     r"only root can be another user": "root",
+    r"this checkout does not have the commit .*": "a clone with its history",
     r"only root may mount a file system|this machine does not let a test mount a file system: .*": "root",
     r"mounting .* is not permitted here: .*": "root",
     r"the pool of huge pages cannot be changed here: .*": "root",
