@@ -173,6 +173,11 @@ def chunk_keys(
     return keys
 
 
+def scope_extras(cache_salt: str) -> dict[int, bytes] | None:
+    """`extras` of `chunk_keys` for a request's scope, which separates KV within a tenant; empty: none."""
+    return {0: b"cache_salt" + cache_salt.encode("utf-8", "surrogatepass")} if cache_salt else None
+
+
 def leading(flags: Iterable[bool]) -> int:
     """How many of the first flags are true without a gap: the usable length of a prefix."""
     count = 0

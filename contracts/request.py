@@ -78,6 +78,7 @@ class GenerateRequest:
     - alone: the request may have killed an engine; until its first new token, no other sequence shares its steps.
     - packed: large fields, already encoded as msgpack by a helper; the worker finds them decoded in their fields.
     - weight: its tenant's, among tenants that compete for the device at the same priority.
+    - cache_salt: the scope of its KV within the tenant (`gateway.core.scopes`); enters its chunk keys.
     """
 
     request_id: str
@@ -103,6 +104,7 @@ class GenerateRequest:
     template_kwargs: str | None = None
     regex: str | None = None
     form_field: str = ""
+    cache_salt: str = ""
 
     @property
     def session(self) -> SessionKey:

@@ -35,8 +35,9 @@ class Job:
     `sampling.seed` is set.
 
     arrived_s: the request's arrival on the gateway's clock. prompt_estimate: the prompt's tokens, estimated. pin: the
-    node that must run it, or empty. packed, json_schema, regex, form_field, tool_use, template_kwargs, expected_tokens
-    and weight: see `GenerateRequest`. hop: its place in an agent workflow; only a request's first choice has one.
+    node that must run it, or empty. packed, json_schema, regex, form_field, tool_use, template_kwargs, expected_tokens,
+    weight and cache_salt: see `GenerateRequest`. hop: its place in an agent workflow; only a request's first choice
+    has one.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Job:
     hop: Hop | None = None
     expected_tokens: int | None = None
     weight: float = 1.0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,7 @@ class Generation:
             expected_tokens=job.expected_tokens,
             alone=self._alone,
             weight=job.weight,
+            cache_salt=job.cache_salt,
         )
 
     def _check_quarantine(self) -> None:

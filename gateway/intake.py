@@ -169,6 +169,7 @@ async def _read(request: web.Request, kind: Kind, caller: Caller, prompts: int) 
         raise BodyTooLarge("the body holds too many values; send fewer of them")
     said = {name: value for name in (FINAL, PRIORITY) if (value := request.headers.get(name)) is not None}
     told = Told(caller.tenant, session_of(request.headers) is not None, said, fleet.bounds, parts.config.served_model)
+    told.per_user = parts.config.gateway.per_user(caller.tenant)
     if relays:
         told.wires = fleet.wires
     return body, tally, told

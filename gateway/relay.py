@@ -39,7 +39,8 @@ _Failure = HttpFailed | WorkerLost | Late
 @dataclass(frozen=True, slots=True)
 class RelayJob:
     """One request. asked: the relay takes its body. headers: for the engine. arrived_s: its arrival on the gateway's
-    clock. pin: the node that must run it, or empty. hop: its place in an agent workflow."""
+    clock. pin: the node that must run it, or empty. hop: its place in an agent workflow.
+    cache_salt: the scope of its KV (`core.scopes`)."""
 
     request_id: str
     session: SessionKey
@@ -50,6 +51,7 @@ class RelayJob:
     priority: int = 0
     pin: str = ""
     hop: Hop | None = None
+    cache_salt: str = ""
 
     @property
     def timed(self) -> bool:
@@ -159,7 +161,7 @@ class Relay:
             session_id=job.session.session_id,
             priority=job.priority,
             source_nodes=route.source_nodes,
-            cache_salt=asked.cache_salt,
+            cache_salt=job.cache_salt,
             prompt_tokens=asked.estimate,
             expected_tokens=asked.said.expected_tokens or 0,
             kept_tokens=route.kept_tokens,

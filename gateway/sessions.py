@@ -17,6 +17,7 @@ from blake3 import blake3
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionKey, check_session_id
 from gateway.core.implicit import History, ImplicitSessions
+from gateway.core.scopes import scope_of
 from gateway.core.spellings import session_of
 
 
@@ -26,6 +27,12 @@ class Resolved:
 
     key: SessionKey
     history: History | None = None
+
+    def scope(self, user: str, cache_salt: str, *, per_user: bool) -> str:
+        """The scope of the request's KV (`core.scopes`). Without a user and a name for the session, it is the
+        request's own."""
+        named = "" if self.history is not None else self.key.session_id
+        return scope_of(user, cache_salt, per_user=per_user, session_id=named, once=secrets.token_hex(16))
 
 
 class Sessions:

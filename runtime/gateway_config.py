@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -55,6 +55,8 @@ class TenantLimits(BaseModel):
     weight: Annotated[float, Field(ge=WEIGHT[0], le=WEIGHT[1], allow_inf_nan=False)] | None = None
     #: The most urgent (lowest) priority that its keys may request. Default 0.
     max_priority: _Priority | None = None
+    #: Whose requests share cached prefixes: all of the tenant (default), or those of one user, as requests name it.
+    cache_scope: Literal["tenant", "user"] | None = None
 
 
 class GatewaySection(BaseModel):
@@ -128,6 +130,11 @@ class GatewaySection(BaseModel):
         """A tenant's weight, from `tenant_limits`, else from `limits`."""
         own = self.tenant_limits.get(tenant, self.limits).weight
         return own or self.limits.weight or 1.0
+
+    def per_user(self, tenant: str) -> bool:
+        """Whether a tenant's users share no KV."""
+        own = self.tenant_limits.get(tenant, self.limits).cache_scope
+        return (own or self.limits.cache_scope) == "user"
 
     def max_priority(self, key: ApiKey) -> int:
         """The most urgent priority that a key may request: the less urgent of its own limit and its tenant's."""

@@ -39,11 +39,11 @@ class Conversation:
         """Estimated tokens of the prompt."""
         return estimated_tokens(self.text_bytes, self.token_ids) + self.media * MEDIA_TOKENS
 
-    def history(self, tenant: str, model: str) -> History | None:
+    def history(self, tenant: str, model: str, scope: str = "") -> History | None:
         """The conversation as hashes; None: there is nothing to recognise."""
         if self.messages:
-            return of_messages(tenant, model, self.messages)
-        return None if self.prompt is None else of_prompt(tenant, model, self.prompt)
+            return of_messages(tenant, model, self.messages, scope)
+        return None if self.prompt is None else of_prompt(tenant, model, self.prompt, scope)
 
     def text(self, content: Any) -> str:
         """The text of a message's content, and a spelling of its other parts. Counts them."""

@@ -51,9 +51,10 @@ class History:
     tail: bytes = b""
 
 
-def of_messages(tenant: str, model: str, messages: Sequence[dict[str, str]]) -> History:
-    """The history of a chat. A turn may have ended with any assistant message."""
-    link = _root("chat", tenant, model)
+def of_messages(tenant: str, model: str, messages: Sequence[dict[str, str]], scope: str = "") -> History:
+    """The history of a chat. A turn may have ended with any assistant message. scope: see `core.scopes`; equal
+    conversations in different scopes are different sessions."""
+    link = _root("chat", tenant, model, scope)
     opening: bytes | None = None
     ends: list[bytes] = []
     for message in messages:
@@ -70,9 +71,10 @@ def after_answer(history: History, answer: str) -> bytes:
     return _message(history.last, "assistant", answer)
 
 
-def of_prompt(tenant: str, model: str, prompt: str | Sequence[int]) -> History:
-    """The history of a completion. A turn may have ended at any full block of the prompt."""
-    ends, link, tail = _blocks(_root("prompt", tenant, model), _prompt_bytes(prompt))
+def of_prompt(tenant: str, model: str, prompt: str | Sequence[int], scope: str = "") -> History:
+    """The history of a completion. A turn may have ended at any full block of the prompt. scope: as in
+    `of_messages`."""
+    ends, link, tail = _blocks(_root("prompt", tenant, model, scope), _prompt_bytes(prompt))
     return History(blake3(link + tail).digest(), tuple(ends[-LATEST_ENDS:]), True, link, tail)
 
 
@@ -132,8 +134,9 @@ class ImplicitSessions:
             self._begun.popitem(last=False)
 
 
-def _root(kind: str, tenant: str, model: str) -> bytes:
-    return blake3(json.dumps(["upbeat implicit session", kind, tenant, model]).encode()).digest()
+def _root(kind: str, tenant: str, model: str, scope: str) -> bytes:
+    named = ["upbeat implicit session", kind, tenant, model, *([scope] if scope else [])]
+    return blake3(json.dumps(named).encode()).digest()
 
 
 def _message(link: bytes, role: str, text: str) -> bytes:

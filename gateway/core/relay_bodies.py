@@ -23,6 +23,7 @@ from contracts.errors import InvalidRequest
 from gateway.core import conversations
 from gateway.core.implicit import History
 from gateway.core.relay_routes import APIS, RelayKind
+from gateway.core.scopes import MOST_SALT_CHARS, scope_of, user_of
 from gateway.core.spellings import NOTHING, ROOTS, Spelled
 from gateway.core.spellings import read as read_hints
 
@@ -36,7 +37,7 @@ STORED = {
     "store": "responses are not stored here; send store: false and the conversation with each turn",
     "previous_response_id": "responses are not stored here; send the conversation in input instead",
 }
-_MOST_NAME_CHARS, _MOST_SALT_CHARS, _MOST_KEY_CHARS = 512, 1024, 4096
+_MOST_NAME_CHARS, _MOST_KEY_CHARS = 512, 4096
 #: What vLLM reads as true.
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 
@@ -44,8 +45,9 @@ _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 @dataclass(slots=True)
 class Relayed:
     """A body for an engine's HTTP. body: for the engine. digest: of what the engine is asked, by tenant. model: empty:
-    the served one. streams: an answer in events is asked for. cache_salt: the caller's, or empty. history: of a turn
-    that names no session. estimate: tokens of the prompt. The other fields are as in `gateway.openai.asked.Asked`."""
+    the served one. streams: an answer in events is asked for. cache_salt: the caller's, or empty. user: see
+    `core.scopes.user_of`. history: of a turn that names no session. estimate: tokens of the prompt. The other fields
+    are as in `gateway.openai.asked.Asked`."""
 
     kind: RelayKind
     model: str
@@ -57,13 +59,16 @@ class Relayed:
     session_id: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: str = ""
+    user: str = ""
     history: History | None = None
     estimate: int = 0
 
 
-def relayed(kind: RelayKind, data: Any, tenant: str, headers: Mapping[str, str], *, named: bool) -> Relayed:
+def relayed(
+    kind: RelayKind, data: Any, tenant: str, headers: Mapping[str, str], *, named: bool, per_user: bool = False
+) -> Relayed:
     """The request in a decoded body, which is mutated. headers: those with hints. named: a header names the session.
-    Raises InvalidRequest naming the field that is missing or wrong."""
+    per_user: see `core.scopes`. Raises InvalidRequest naming the field that is missing or wrong."""
     if not isinstance(data, dict):
         raise InvalidRequest("the body must be a JSON object")
     api = APIS[kind]
@@ -71,7 +76,8 @@ def relayed(kind: RelayKind, data: Any, tenant: str, headers: Mapping[str, str],
     if kind == "responses":
         _not_stored(data)
     made.priority = _priority(data.get("priority"))
-    made.cache_salt = _text(data, "cache_salt", _MOST_SALT_CHARS) or ""
+    made.cache_salt = _text(data, "cache_salt", MOST_SALT_CHARS) or ""
+    made.user = user_of(data) if per_user else ""
     if api.turn:
         made.said = read_hints(data, headers)
         made.session_id = _text(data, "session_id", _MOST_KEY_CHARS, empty=True)
@@ -81,7 +87,8 @@ def relayed(kind: RelayKind, data: Any, tenant: str, headers: Mapping[str, str],
     said = conversations.read(kind, data)
     made.estimate = said.estimate if api.counted else 0
     if api.turn and not named:
-        made.history = said.history(tenant, made.model)
+        scope = scope_of(made.user, made.cache_salt, per_user=per_user)
+        made.history = said.history(tenant, made.model, scope)
     _take_out(data)
     made.body = _written(data)
     made.digest = blake3(json.dumps([tenant, kind, made.model]).encode() + b"\0" + made.body).digest()

@@ -19,6 +19,7 @@ from gateway.core.admission import parse_json
 from gateway.core.implicit import History, of_messages, of_prompt, with_calls
 from gateway.core.relay_bodies import Relayed, relayed
 from gateway.core.relay_routes import OwnKind, is_relayed
+from gateway.core.scopes import scope_of, user_of
 from gateway.core.spellings import Spelled, read
 from gateway.core.usage import estimated_tokens
 from gateway.openai.forms import Form
@@ -39,7 +40,8 @@ MAX_ALL_CALLS = 8192
 class Told:
     """The context of a body. named: a header names the session. headers: those with other systems' hints. bounds:
     context bounds of the known models. served: the default model of routes where naming one is optional. wires: how
-    requests reach the known models; empty where all of them have Upbeat's own engine."""
+    requests reach the known models; empty where all of them have Upbeat's own engine. per_user: the tenant's users
+    share no KV (`core.scopes`)."""
 
     tenant: str
     named: bool
@@ -47,6 +49,7 @@ class Told:
     bounds: Mapping[str, ContextBound]
     served: str = ""
     wires: Mapping[str, ModelWire] = field(default_factory=dict)
+    per_user: bool = False
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class Prompt:
 @dataclass(slots=True)
 class Asked:
     """A valid request for text. n: choices per prompt. sampling: of all choices, with the caller's seed. said: other
-    systems' hints."""
+    systems' hints. user: see `core.scopes.user_of`. cache_salt: the caller's, or empty."""
 
     model: str
     sampling: Sampling
@@ -92,6 +95,8 @@ class Asked:
     tool_use: ToolUse | None = None
     template_kwargs: str | None = None
     reasoning: ReasoningGoes = "text"
+    user: str = ""
+    cache_salt: str = ""
 
 
 @overload
@@ -106,7 +111,7 @@ def ask(kind: Kind, body: bytes, told: Told) -> Asked | TokensAsked | Relayed:
     """The request in `body`. Raises InvalidRequest naming the first field that is wrong."""
     data = parse_json(body)
     if is_relayed(kind, data, told.wires, told.served):
-        return relayed(kind, data, told.tenant, told.headers, named=told.named)
+        return relayed(kind, data, told.tenant, told.headers, named=told.named, per_user=told.per_user)
     if kind == "tokenize" or kind == "detokenize":
         _check_context(kind, data, len(body), told)
         return ask_tokens(kind, data)
@@ -157,7 +162,7 @@ def _chat(data: Any, told: Told) -> Asked:
         texts.append(asked.tool_use.tools if asked.tool_use is not None else "")
     history = None
     if not _names_session(asked, told):
-        history = of_messages(told.tenant, asked.model, [_said(message) for message in messages])
+        history = of_messages(told.tenant, asked.model, list(map(_said, messages)), _scope(asked, told))
     asked.prompts = [Prompt(messages=messages, history=history, estimate=estimated_tokens(_bytes(texts)))]
     return asked
 
@@ -170,7 +175,7 @@ def _completion(data: Any, told: Told) -> Asked:
         raise InvalidRequest(f"prompt times n must be at most {MAX_ALL_CHOICES} choices", param="n")
     named = _names_session(asked, told)
     for one in wanted.prompt:
-        history = None if named else of_prompt(told.tenant, asked.model, one)
+        history = None if named else of_prompt(told.tenant, asked.model, one, _scope(asked, told))
         if isinstance(one, str):
             asked.prompts.append(Prompt(prompt=one, history=history, estimate=estimated_tokens(_bytes([one]))))
         else:
@@ -191,7 +196,14 @@ def _asked(wanted: Generation, data: Mapping[str, Any], told: Told) -> Asked:
         session_id=wanted.session_id,
         prompt_cache_key=wanted.prompt_cache_key,
         form=wanted.form,
+        user=user_of(data) if told.per_user else "",
+        cache_salt=wanted.cache_salt or "",
     )
+
+
+def _scope(asked: Asked, told: Told) -> str:
+    """The scope of a conversation that names no session."""
+    return scope_of(asked.user, asked.cache_salt, per_user=told.per_user)
 
 
 def _names_session(asked: Asked, told: Told) -> bool:

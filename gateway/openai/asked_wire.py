@@ -60,9 +60,8 @@ class _Large:
 def encode_question(kind: Kind, body: bytes, told: Told) -> bytes:
     """The question what `body` asks for."""
     wires = {name: int(wire) for name, wire in told.wires.items()}
-    return _encoded(
-        [kind, told.tenant, told.named, dict(told.headers), dict(told.bounds), told.served, wires], [], body
-    )
+    said = [kind, told.tenant, told.named, dict(told.headers), dict(told.bounds), told.served, wires, told.per_user]
+    return _encoded(said, [], body)
 
 
 def encode_reading(reading: Reading, body: bytes) -> bytes:
@@ -75,9 +74,9 @@ def decode_question(payload: bytes) -> tuple[Kind, bytes, Told] | tuple[Reading,
     asked, rest = _decoded(payload)
     if isinstance(asked, Reading):
         return asked, bytes(rest)
-    kind, tenant, named, headers, bounds, served, numbers = asked
+    kind, tenant, named, headers, bounds, served, numbers, per_user = asked
     wires = {name: wire_of(number) for name, number in numbers.items()}
-    return kind, bytes(rest), Told(tenant, named, headers, bounds, served, wires)
+    return kind, bytes(rest), Told(tenant, named, headers, bounds, served, wires, per_user)
 
 
 def encode_answer(answer: Asked | TokensAsked | Relayed | Reading | RequestError) -> bytes:

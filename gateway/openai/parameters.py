@@ -18,17 +18,14 @@ from gateway.core.spellings import ROOTS
 
 HARMLESS = frozenset(
     {
-        "user",
         "metadata",
         "store",
         "service_tier",
-        "safety_identifier",
         "prompt_cache_retention",
         "verbosity",
         "agent_hints",
         "cache_control",
         "kv_transfer_params",
-        "cache_salt",
         "request_id",
         "provider",
         "options",

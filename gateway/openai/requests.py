@@ -10,10 +10,12 @@ import re
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     FailFast,
     Field,
+    PlainValidator,
     WithJsonSchema,
     model_validator,
 )
@@ -22,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from contracts import ranges
 from contracts.ranges import MAX_BIASES, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOP_LOGPROBS, MOST_TOKENS
 from contracts.request import Sampling, ToolUse
+from gateway.core.scopes import MOST_SALT_CHARS
 from gateway.openai.forms import (
     ChoiceField,
     Form,
@@ -67,6 +70,28 @@ Unit = Annotated[float, _within(ranges.UNIT)]
 Penalty = Annotated[float, _within(ranges.PENALTY)]
 RepetitionPenalty = Annotated[float, _within(ranges.REPETITION_PENALTY)]
 TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+
+
+#: Not longer than on its way to an engine with HTTP of its own.
+Salt = Annotated[
+    str,
+    Field(min_length=1, max_length=MOST_SALT_CHARS, description="requests with different values share no cache"),
+    AfterValidator(utf8),
+]
+
+
+def _label(value: Any) -> str | None:
+    """A text of any length and form."""
+    if value is not None and not isinstance(value, str):
+        raise PydanticCustomError("string_type", "input should be a valid string")
+    return value
+
+
+Label = Annotated[
+    str | None,
+    PlainValidator(_label),
+    WithJsonSchema({"type": ["string", "null"], "description": "the end user; see `gateway.limits.cache_scope`"}),
+]
 
 
 def _stops(value: Any) -> list[str]:
@@ -156,6 +181,10 @@ class Generation(BaseModel):
     # `gateway.sessions` checks the session id further.
     session_id: Annotated[str, Field(max_length=4096)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=4096)] | None = None
+    cache_salt: Salt | None = None
+    # `core.scopes.user_of` reads them.
+    user: Label = None
+    safety_identifier: Label = None
 
     @model_validator(mode="after")
     def _ends_and_grammars(self) -> Self:

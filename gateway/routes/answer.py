@@ -85,6 +85,9 @@ def new_job(
         template_kwargs=asked.template_kwargs,
         pin=pinned_node(request, caller, parts, asked.model),
         hop=hop_of(request.headers, session.key.session_id),
+        cache_salt=session.scope(
+            asked.user, asked.cache_salt, per_user=parts.config.gateway.per_user(session.key.tenant)
+        ),
     )
 
 

@@ -87,6 +87,7 @@ def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved
         priority=caller.priority(asked.priority if asked.priority is not None else asked.said.priority or 0),
         pin=pinned_node(request, caller, parts, model),
         hop=hop_of(request.headers, session.key.session_id) if APIS[asked.kind].turn else None,
+        cache_salt=session.scope(asked.user, asked.cache_salt, per_user=parts.config.gateway.per_user(caller.tenant)),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.convert import shape_from_wire, shape_to_wire
 from contracts.errors import InvalidRequest
-from contracts.kv import KvShape, chunk_key, chunk_keys, fingerprint, leading, tenant_salt
+from contracts.kv import KvShape, chunk_key, chunk_keys, fingerprint, leading, scope_extras, tenant_salt
 from contracts.v1 import common_pb2
 
 SHAPE = KvShape.of_heads(fingerprint(b"weights", dtype="float32", chunk_tokens=4), 6, 2, 32, 4, "float32")
@@ -36,6 +36,19 @@ def test_equal_prefixes_have_equal_keys_and_different_ones_have_none_in_common(a
 def test_known_keys_are_continued(a: list[int], known: int, more: dict[int, bytes]) -> None:
     keys = chunk_keys(SALT, SHAPE, a, extras=more)
     assert chunk_keys(SALT, SHAPE, a, keys[:known], more) == keys
+
+
+@given(tokens, tokens, st.text(max_size=20), st.text(max_size=20))
+def test_requests_of_two_scopes_share_no_key_and_those_of_one_share_all(
+    a: list[int], b: list[int], one: str, other: str
+) -> None:
+    keys_a, keys_b = (chunk_keys(SALT, SHAPE, t, (), scope_extras(s)) for t, s in ((a, one), (b, other)))
+    assert chunk_keys(SALT, SHAPE, a, keys_a[:1], scope_extras(one)) == keys_a, "also when computed bit by bit"
+    if one != other:
+        assert not set(keys_a) & set(keys_b)
+    else:
+        same = leading(x == y for x, y in zip(a, b, strict=False)) // 4
+        assert keys_a[:same] == keys_b[:same]
 
 
 def test_keys_are_the_same_on_every_machine() -> None:

@@ -18,7 +18,6 @@ from gateway.openai.forms import Form
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 IGNORED: dict[str, Any] = {
-    "cache_salt": "s",
     "request_id": "mine",
     "provider": {"order": ["x"], "allow_fallbacks": False},
     "options": {"num_ctx": 4096},

@@ -15,6 +15,7 @@ from gateway_fakes import MODEL, Stack, stack, until
 from contracts.v1 import scheduler_pb2 as pb
 from gateway import metrics
 from gateway.core.registry import Registered
+from gateway.core.scopes import scope_of
 
 TALK = [{"role": "user", "content": "hi"}]
 #: By path: a body that its route takes, and whether it has turns of sessions.
@@ -151,7 +152,10 @@ async def test_what_names_kv_or_the_request_is_the_gateways_to_say(s: HttpStack,
     (heard,) = s.heard
     taken = {"kv_transfer_params", "ec_transfer_params", "request_id", "cache_salt", "priority", "session_id"}
     assert not taken & heard.body.keys() and heard.body["vllm_xargs"] == {"top": 1} and b"theirs" not in heard.raw
-    assert (heard.head.cache_salt, heard.head.priority) == ("pepper", 3) and heard.head.request_id != "theirs"
+    assert (heard.head.cache_salt, heard.head.priority) == (
+        scope_of("", "pepper", per_user=False),
+        3,
+    ) and heard.head.request_id != "theirs"
     assert heard.head.session_id == "s-1" if path in TURNS else heard.head.session_id.startswith("one-")
 
 

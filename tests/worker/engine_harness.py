@@ -347,6 +347,7 @@ class Harness:
         tenant: str = "t",
         weight: float = 1.0,
         regex: str | None = None,
+        cache_salt: str = "",
         **sampling: object,
     ) -> str:
         """Start a request; greedy and without an end of text unless said otherwise."""
@@ -355,6 +356,7 @@ class Harness:
         request = GenerateRequest(
             f"r{self._count}", tenant, session, "tiny", chosen, prompt_tokens=prompt, resume_tokens=resume or [],
             group=group, choice=choice, json_schema=json_schema, tool_use=tool_use, weight=weight, regex=regex,
+            cache_salt=cache_salt,
         )  # fmt: skip
         self._results[request.request_id] = Result()
         self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.guide(request)))

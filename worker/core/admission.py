@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from contracts.kv import chunk_keys, leading
+from contracts.kv import leading
 from contracts.turn_times import Phase
 from storelink.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core import instructions as do
@@ -51,11 +51,8 @@ class Admission:
         usable, self.refused_at = 0, None
         if d.policy.cache and sequence.losses < MAX_LOSSES:
             usable = (len(sequence.tokens) - 1) // size  # the last token is always computed: it yields the logits
-            session = sequence.request.session
             if len(sequence.keys) < usable:
-                sequence.keys = chunk_keys(
-                    d.salt_of(session.tenant), d.shape, sequence.tokens[: usable * size], sequence.keys
-                )
+                sequence.extend_keys(d.salt_of(sequence.request.tenant), d.shape, usable)
         matched: list[Block] = []
         for position, key in enumerate(sequence.keys[:usable]):
             block = cache.index.get(key)

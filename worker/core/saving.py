@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contracts.ids import SessionKey
-from contracts.kv import Manifest, chunk_keys, leading
+from contracts.kv import Manifest, leading
 from worker.core import instructions as do
 from worker.core.block import Block, SaveState
 from worker.core.events import SaveCopied
@@ -116,7 +116,7 @@ class Saving:
         d, size = self.state, self.state.shape.chunk_tokens
         first, full = max(before // size, s.found or 0), after // size
         if full > len(s.keys):
-            s.keys = chunk_keys(d.salt_of(s.request.tenant), d.shape, s.tokens[: full * size], s.keys)
+            s.extend_keys(d.salt_of(s.request.tenant), d.shape, full)
         return min(first, full), full
 
     def offer(self, session: SessionKey, blocks: list[Block]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from contracts.errors import IllegalTransition
+from contracts.kv import KvShape, chunk_keys, scope_extras
 from contracts.request import GenerateRequest
 from worker.core.block import Block
 from worker.core.turn_times import TurnTimes
@@ -131,6 +132,11 @@ class Sequence:
     def to_compute(self) -> int:
         """Tokens to compute before its next token, estimated while it waits."""
         return self.uncached if self.state is State.WAITING else self.pending
+
+    def extend_keys(self, salt: bytes, shape: KvShape, chunks: int) -> None:
+        """Compute the keys of the first `chunks` chunks. salt: its tenant's."""
+        extras = scope_extras(self.request.cache_salt)
+        self.keys = chunk_keys(salt, shape, self.tokens[: chunks * shape.chunk_tokens], self.keys, extras)
 
     def on(self, event: Event) -> None:
         """Move to the next state. Raises IllegalTransition when there is none."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contracts.kv import chunk_keys
 from contracts.request import GenerateRequest, Output
 from worker.core.sequence import Sequence
 from worker.core.token_counts import Row
@@ -50,7 +49,8 @@ def make_ready(
     InvalidRequest."""
     sequence = Sequence(request, len(prompt), prompt + request.resume_tokens, max_tokens, arrival=0)
     if executor.settings.cache:
-        sequence.keys = chunk_keys(executor.salt_of(request.tenant), executor.shape, sequence.tokens)
+        chunks = len(sequence.tokens) // executor.shape.chunk_tokens
+        sequence.extend_keys(executor.salt_of(request.tenant), executor.shape, chunks)
     constraint = guide.constraint if guide else None
     sampling = SamplingState.start(request.sampling, prompt, request.resume_tokens, ends, constraint)
     return Ready(sequence, sampling, Writer(sequence, codec, set(ends), guide))

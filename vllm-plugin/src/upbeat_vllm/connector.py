@@ -93,7 +93,6 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._geometry = geometry(vllm_config, kv_cache_config, self._settings, vllm.__version__)
         if role == KVConnectorRole.SCHEDULER:
             self._secret = self._settings.read_secret()
-            self._salts: dict[str, bytes] = {}
             #: By the number of the loading, and path. Empty: not known.
             self._adapters: dict[tuple[int, str], bytes] = {}
             self._turns: dict[str, Turn] = {}
@@ -234,9 +233,7 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
         tenant = tenant if isinstance(tenant, str) and 0 < len(tenant) <= _NAME_CHARS else self._settings.tenant
         # vLLM keeps prompts of different salts apart; so do chunk keys.
         salted = f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant
-        salt = self._salts.get(salted)
-        if salt is None:
-            salt = self._salts[salted] = tenant_salt(self._secret, salted)
+        salt = tenant_salt(self._secret, salted)
         session = said.get("session")
         if not isinstance(session, str) or not _SESSION.fullmatch(session):
             first = list(request.all_token_ids[: shape.chunk_tokens])
