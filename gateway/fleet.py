@@ -31,6 +31,7 @@ from runtime import telemetry
 from runtime.clock import Clock
 from runtime.config import Config
 from runtime.registry import registered
+from runtime.same_secret import Membership
 
 log = telemetry.logger("gateway.fleet")
 #: Timeout of calls other than placement: sessions, workflows.
@@ -62,6 +63,7 @@ class Fleet:
         self.wires = registry.wires(self.registered, {})
         self.relays = ModelWire.HTTP in self.wires.values()
         self._last_nodes = LastNodes()
+        self._membership = Membership()
         self.route_hints = RouteHints()
 
     async def stop(self) -> None:
@@ -69,7 +71,8 @@ class Fleet:
         await self.schedulers.stop()
 
     async def watch(self) -> None:
-        """Follow the fleet, for ever: watch one scheduler, and the next one when the stream breaks."""
+        """Follow the fleet, for ever: watch one scheduler, and the next one when the stream breaks. Raises
+        SecretDiffers at the start if the schedulers have another cluster secret."""
         while True:
             for scheduler in self.schedulers.all:
                 await self._follow(scheduler)
@@ -93,9 +96,11 @@ class Fleet:
                 if not isinstance(message := reading.result(), pb.Fleet):
                     reason = "the scheduler ended it"
                     break
+                self._membership.let_in()
                 self._take(message, scheduler)
         except grpc.aio.AioRpcError as e:
             reason = f"{e.code().name}: {e.details()}"
+            self._membership.failed(e, self._clock.now())
         finally:
             hanging.cancel()
             call.cancel()

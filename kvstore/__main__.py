@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from contracts.cluster import secret_id
 from contracts.errors import ConfigError
 from contracts.v1.kvstore_pb2_grpc import add_KvStoreServicer_to_server
 from kvstore import failpoints, upkeep
@@ -16,6 +17,7 @@ from kvstore.tiers import nixl
 from runtime import rpc, service
 from runtime.clock import RealClock
 from runtime.config import Config
+from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.metrics_page import serve_metrics
 
@@ -55,7 +57,9 @@ class KvStoreService:
         await rpc.set_serving(self._health, True)
         self._serve_metrics()
         self._tasks.start(self._report(), "directory")
-        directory = self._node.sizes.blob_directory
+        directory, bucket = self._node.sizes.blob_directory, self._config.kv.blob_url or str(self._config.data / "blob")
+        own_id = secret_id(cluster_secret(self._config.data))
+        self._tasks.start(upkeep.check_owner(self._node, own_id, bucket), "check owner")
         self._tasks.start(upkeep.measure(self._node), "measure")
         self._tasks.start(upkeep.learn(self._node, self._tasks, directory), "learn")
         if self._config.kv.blob_expiry_s:

@@ -24,6 +24,7 @@ from kvstore.erasing import Answer
 from kvstore.metrics import log
 from kvstore.node import StoreNode
 from runtime import rpc, telemetry
+from runtime.same_secret import Membership
 from runtime.service import Tasks
 
 _DELTA_S, _LOAD_EVERY, _RECONNECT_S = 0.25, 4, 0.1
@@ -36,7 +37,8 @@ class Directory:
 
     def __init__(self, node: StoreNode, addresses: Sequence[str], tasks: Tasks) -> None:
         self._node, self._tasks = node, tasks
-        self.links = [Link(node, address, tasks) for address in addresses]
+        membership = Membership()
+        self.links = [Link(node, address, tasks, membership) for address in addresses]
         for link in self.links:
             node.erasing.answered.append(link.answer)
 
@@ -55,15 +57,16 @@ class Directory:
 class Link:
     """The stream to one scheduler. changed: sessions whose residency has changed since they were reported to it."""
 
-    def __init__(self, node: StoreNode, address: str, tasks: Tasks) -> None:
-        self._node, self.address, self._tasks = node, address, tasks
+    def __init__(self, node: StoreNode, address: str, tasks: Tasks, membership: Membership) -> None:
+        self._node, self.address, self._tasks, self._membership = node, address, tasks, membership
         self.changed: set[SessionKey] = set()
         self._connections = 0
         self._reported: set[SessionKey] = set()
         self._answers: list[pb.StoreReport] = []  #: answers to erasures, not yet sent
 
     async def run(self) -> None:
-        """Report and execute commands until cancelled; reconnect when the stream breaks."""
+        """Report and execute commands until cancelled; reconnect when the stream breaks. Raises SecretDiffers at the
+        start if the scheduler has another cluster secret."""
         channel = rpc.channel(self.address, SCHEDULER, rpc.SCHEDULER_RECONNECT_S)
         while True:
             connected = False
@@ -73,11 +76,13 @@ class Link:
                     if not connected:
                         log.info("scheduler answers", address=self.address)
                         connected = True
+                        self._membership.let_in()
                         self._tasks.start(self._node.heed_tombstones(), "heed-tombstones")
                     self._obey(command)
             except grpc.aio.AioRpcError as e:
                 if connected:
                     log.warning("scheduler lost", address=self.address, reason=e.code().name)
+                self._membership.failed(e, self._node.clock.now())
             await self._node.clock.sleep(_RECONNECT_S)
 
     # ---- reports

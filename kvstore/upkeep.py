@@ -25,14 +25,32 @@ from kvstore.tiers.staged import remove_staged
 from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.tombstones import confirmed_by_all
 from runtime.service import Tasks
+from storelink import fleet
 
 #: Most seconds by which nodes' wall clocks are assumed to differ.
 _CLOCKS_DIFFER_S = 7200.0
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
+#: A store that has run for so long serves, in seconds.
+_STARTS_S = 60.0
 #: Least seconds between measurements of the blob tier, and how many times longer than one took.
 _MEASURE_S, _MEASURE_SHARE = 600.0, 20.0
 #: Most idle sessions watched at a time, and most chunks of one event.
 _WATCHED, _CHUNKS_AT_ONCE = 100_000, 1000
+
+
+async def check_owner(node: StoreNode, own_id: str, bucket: str) -> None:
+    """Raises SecretDiffers when the blob tier belongs to a fleet with another cluster secret. A bucket that answers
+    late, while this node serves already, is only reported. bucket: what it is called in messages."""
+    begun_s, pause_s = node.clock.now(), _SHORTEST_PAUSE_S
+    while (known := await node.blob.owner(own_id)) is None:
+        await node.clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    if known == own_id:
+        return
+    differs = fleet.difference(own_id, bucket, known)
+    if node.clock.now() - begun_s < _STARTS_S:
+        raise fleet.SecretDiffers(f"{differs}, or give another kv.blob_url")
+    log.error("the blob tier belongs to another fleet", reason=differs)
 
 
 async def learn(node: StoreNode, tasks: Tasks, directory: Path | None) -> None:

@@ -49,11 +49,16 @@ class Authorise(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if who is None or who.role not in MAY_CALL.get(method, ()):
                 await refuse(context, method, who, "by its role")
 
-        for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
-            if behavior := getattr(handler, kind):
-                checked = _many if inspect.isasyncgenfunction(behavior) else _one
-                return handler._replace(**{kind: checked(behavior, check)})
-        return handler
+        return guarded(handler, check)
+
+
+def guarded(handler: Handler, check: Callable[[Any], Awaitable[None]]) -> Handler:
+    """The handler, behind a `check` of each call's context, which ends a call that it refuses."""
+    for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
+        if behavior := getattr(handler, kind):
+            checked = _many if inspect.isasyncgenfunction(behavior) else _one
+            return handler._replace(**{kind: checked(behavior, check)})
+    return handler
 
 
 def _one(behavior: Callable[..., Any], check: Callable[[Any], Awaitable[None]]) -> Callable[..., Any]:

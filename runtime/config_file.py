@@ -92,9 +92,14 @@ def dump_config(config: Config) -> str:
     return text
 
 
+def secret_file(data: Path) -> Path:
+    """Where the cluster secret is kept."""
+    return data / "secret"
+
+
 def cluster_secret(data: Path) -> bytes:
     """The cluster secret, 32 bytes, from DATA/secret; made on first use, readable by its owner only."""
-    path = data / "secret"
+    path = secret_file(data)
     try:
         secret = bytes.fromhex(kept(path, lambda: os.urandom(32).hex()))
     except ValueError:

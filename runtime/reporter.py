@@ -28,6 +28,7 @@ from contracts.residency import MayLend, MemoryShare, WeightsMove
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
+from runtime.same_secret import Membership
 from runtime.training import Training
 
 log = telemetry.logger("runtime.reporter")
@@ -133,10 +134,11 @@ class Reporter:
         self.trains = None if trains is None else Training(trains)
         self._left_out, self.restart = dict(left_out or {}), restart
         self.instance = uuid.uuid4().hex
+        self.membership = Membership()
         self.links = [Link(self, scheduler) for scheduler in schedulers]
 
     async def run(self) -> None:
-        """Reports until cancelled."""
+        """Reports until cancelled. Raises SecretDiffers at the start if the schedulers have another cluster secret."""
         loop = asyncio.get_running_loop()
 
         def changed() -> None:
@@ -270,6 +272,7 @@ class Link:
             while True:
                 try:
                     async for command in stub.WorkerReports(self._reports(), wait_for_ready=True):
+                        self._reporter.membership.let_in()
                         match command.WhichOneof("kind"):
                             case "report_every_s":
                                 self.least_s = max(command.report_every_s, LEAST_S)
@@ -287,6 +290,7 @@ class Link:
                                     self._reporter.restart()
                 except grpc.aio.AioRpcError as e:
                     log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
+                    self._reporter.membership.failed(e, RealClock().now())
                 await asyncio.sleep(RETRY_S)
         finally:
             await channel.close(None)

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from runtime.callers import Authorise
 from runtime.handshakes import Handshakes
+from runtime.same_secret import SameSecret
 from storelink import credentials
 from storelink.channel import OPTIONS, channel
 
@@ -25,16 +26,18 @@ def server(
     listen: str, service_names: Sequence[str], limits: Mapping[str, int] | None = None
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     """A server bound to `listen`, with health check and reflection; the caller adds services and starts it. Where this
-    process has a certificate, it asks for one, and lets each caller do what `contracts.identity.MAY_CALL` says. limits:
+    process has a certificate, it asks for one, and lets each caller do what `contracts.identity.MAY_CALL` says. Callers
+    with another cluster secret are refused. limits:
     gRPC options that replace the shared ones.
 
     Raises OSError naming the address when it cannot listen there.
     """
     own, handshakes = credentials.own(), Handshakes()
     secure = None if own is None else own.server(handshakes.begun)
+    same = SameSecret(f"{service_names[0].rpartition('.')[2]} on {listen}")
     made = grpc.aio.server(
         options=list((dict(OPTIONS) | dict(limits or {})).items()),
-        interceptors=[] if secure is None else [Authorise(handshakes)],
+        interceptors=[same] if secure is None else [Authorise(handshakes), same],
     )
     checker = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, made)

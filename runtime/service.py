@@ -3,8 +3,8 @@
 The first SIGINT or SIGTERM drains (at most `drain_s`), a second one stops at once. Under `upbeat up`
 (`UPBEAT_SUPERVISED=1`) only SIGTERM counts, once: Ctrl-C reaches the whole group, and the launcher stops services in
 order. A signal during the start ends the service without a drain. A failed background task is logged and ends the
-process, so that the supervisor restarts it whole. A service may ask to be started again: it drains, and ends with
-status START_AGAIN.
+process, so that the supervisor restarts it whole; a ConfigError ends it with status WRONG_USAGE. A service may ask to
+be started again: it drains, and ends with status START_AGAIN.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import uvloop
 
 from contracts import identity
 from contracts.errors import ConfigError
-from contracts.exits import START_AGAIN
+from contracts.exits import START_AGAIN, WRONG_USAGE
 from contracts.identity import Identity, Role
 from runtime import telemetry
 from runtime.config import Config
 from runtime.config_file import load_config
 from runtime.own_certificate import use_certificate
 from runtime.private import keep_private
+from runtime.same_secret import use_secret
 
 log = telemetry.logger("runtime.service")
 
@@ -73,7 +74,10 @@ class Tasks:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("task failed", task=task.get_name(), exc_info=error)
+            if isinstance(error, ConfigError):
+                log.error("cannot serve", error=str(error))
+            else:
+                log.error("task failed", task=task.get_name(), exc_info=error)
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -134,7 +138,9 @@ async def serve(
                 await t
     await service.stop()
     log.info("stopped")
-    return 1 if crashed else START_AGAIN if asked else 0
+    if crashed:
+        return WRONG_USAGE if isinstance(failed.exception(), ConfigError) else 1
+    return START_AGAIN if asked else 0
 
 
 class Arguments(NamedTuple):
@@ -165,6 +171,7 @@ def arguments(service: str, *, with_node: bool = False, with_device: bool = Fals
     try:
         config = load_config(given.config)
         use_certificate(config, identity.node(f"node-{number}") if with_node else Identity(Role(service)))
+        use_secret(config.data, make=with_node)
     except ConfigError as e:
         print(f"upbeat-{service}: {e}", file=sys.stderr)
         raise SystemExit(2) from e

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from contracts.identity import Identity
-from storelink import credentials
+from storelink import credentials, fleet
 from storelink.credentials import Credentials
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -36,9 +36,9 @@ def channel(address: str, peer: Identity, reconnect_s: float = 1.0) -> grpc.aio.
     options = [*OPTIONS, ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000))]
     own = credentials.own()
     if own is None:
-        return grpc.aio.insecure_channel(address, options=options)
+        return _Channel(None, lambda: grpc.aio.insecure_channel(address, options=options))
     named: list[tuple[str, Any]] = [*options, ("grpc.ssl_target_name_override", peer.dns)]
-    return _Renewed(own, lambda: grpc.aio.secure_channel(address, own.client(), options=named))
+    return _Channel(own, lambda: grpc.aio.secure_channel(address, own.client(), options=named))
 
 
 def blocking_channel(address: str, peer: Identity, own: Credentials | None) -> grpc.Channel:
@@ -49,17 +49,20 @@ def blocking_channel(address: str, peer: Identity, own: Credentials | None) -> g
     return grpc.secure_channel(address, own.client(), options=options)
 
 
-class _Renewed(grpc.aio.Channel):
-    """Makes each call with the newest certificate: on a new channel when the files have changed."""
+class _Channel(grpc.aio.Channel):
+    """Makes each call with the id of the cluster secret, and with the newest certificate: on a new channel when the
+    files have changed."""
 
-    def __init__(self, own: Credentials, open_channel: Callable[[], grpc.aio.Channel]) -> None:
+    def __init__(self, own: Credentials | None, open_channel: Callable[[], grpc.aio.Channel]) -> None:
         self._own, self._open = own, open_channel
-        self._generation = own.generation
+        self._generation = 0 if own is None else own.generation
         self._channels = [open_channel()]
 
     @property
     def newest(self) -> grpc.aio.Channel:
         """The channel for a new call."""
+        if self._own is None:
+            return self._channels[-1]
         self._own.newest()
         if self._own.generation != self._generation:
             self._generation = self._own.generation
@@ -70,7 +73,7 @@ class _Renewed(grpc.aio.Channel):
         for each in self._channels:
             await each.close(grace)
 
-    async def __aenter__(self) -> _Renewed:
+    async def __aenter__(self) -> _Channel:
         return self
 
     async def __aexit__(self, exc_type: object, exc_val: object, exc_tb: object) -> None:
@@ -101,7 +104,7 @@ class _Renewed(grpc.aio.Channel):
 class _Calls:
     """One method of a stub, on whichever channel is newest."""
 
-    def __init__(self, owner: _Renewed, kind: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __init__(self, owner: _Channel, kind: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._owner, self._kind, self._args, self._options = owner, kind, args, options
         self._of: grpc.aio.Channel | None = None
         self._call: Any = None
@@ -110,4 +113,6 @@ class _Calls:
         newest = self._owner.newest
         if newest is not self._of:
             self._of, self._call = newest, getattr(newest, self._kind)(*self._args, **self._options)
+        if own_id := fleet.own_id():
+            options["metadata"] = (*(options.get("metadata") or ()), (fleet.HEADER, own_id))
         return self._call(*args, **options)

@@ -20,6 +20,7 @@ import grpc
 from contracts import identity
 from contracts.convert import shape_to_wire
 from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
+from storelink import fleet
 from storelink.arena_file import HugePages
 from storelink.arena_sharing import SharedArena
 from storelink.channel import channel
@@ -51,6 +52,7 @@ class StoreLink:
         self.address, self.worker_id, self._ends = address, worker_id, tuple(ends)
         self._log, self._hugepages, self._device, self._node = log, hugepages, device, node
         self._outgoing: asyncio.Queue[kvstore_pb2.WorkerToStore] | None = None
+        self._welcomed = False
         #: Queries that every model must answer: number of answers still missing.
         self._asked_of_all: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
@@ -66,7 +68,8 @@ class StoreLink:
             self._outgoing.put_nowait(message)
 
     async def run(self) -> None:
-        """Stay attached until cancelled."""
+        """Stay attached until cancelled. Raises SecretDiffers if the store has another cluster secret when it first
+        answers."""
         opened = channel(self.address, identity.node(self._node))
         stub: Any = kvstore_pb2_grpc.KvStoreStub(opened)  # type: ignore[no-untyped-call]
         warned = ""
@@ -75,6 +78,8 @@ class StoreLink:
                 try:
                     await self._attached(stub)
                 except grpc.aio.AioRpcError as e:
+                    if not self._welcomed and (differs := fleet.refusal(e)) is not None:
+                        raise differs from None
                     self._log.debug("store not attached", address=self.address, reason=e.details())
                 except OSError as e:
                     # The store answers, but its arena cannot be mapped. This persists if containers share no shm_dir,
@@ -111,7 +116,7 @@ class StoreLink:
                         welcome.attachment,
                         self._hugepages,
                     )
-                    self._outgoing = outgoing
+                    self._outgoing, self._welcomed = outgoing, True
                     arena = memoryview(shared.mapped)[: welcome.arena_bytes]
                     for end in self._ends:
                         end.move(ArenaHere(arena, shared.file))

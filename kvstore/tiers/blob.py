@@ -1,9 +1,9 @@
 """The blob tier, where every chunk and manifest is finally stored: any store that obstore supports, by default a local
 directory.
 
-Objects: `chunks/<first half of the fingerprint>/<key>` in the format of format.py, and those of manifests.py. Every
-call is bounded in time. A failure is a value (None, False, faults), never an exception, because the blob tier may be
-unreachable at any time.
+Objects: `chunks/<first half of the fingerprint>/<key>` in the format of format.py, those of manifests.py, and the one
+of owner.py. Every call is bounded in time. A failure is a value (None, False, faults), never an exception, because the
+blob tier may be unreachable at any time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from kvstore.tiers.encoded import decode_pieces
 from kvstore.tiers.format import BLOCK, RAW, Header, Layout, decode_header, header_length, piece_offset, raw_layout
 from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
 from kvstore.tiers.objects import Objects
+from kvstore.tiers.owner import owner
 from kvstore.tiers.remembered import Remembered
 from kvstore.tiers.ssd import folder_name
 from kvstore.tiers.ssd_reads import verify
@@ -302,6 +303,10 @@ class BlobTier:
             return await self._objects.stored_bytes()
         except Exception:
             return None
+
+    async def owner(self, own_id: str) -> str | None:
+        """See `owner.owner`."""
+        return await owner(self._objects, own_id)
 
     async def has_chunk(self, key: bytes, fingerprint: bytes) -> bool:
         """Whether the chunk's object is there, or may be because the store does not answer."""

@@ -12,8 +12,11 @@ import aiohttp
 import pytest
 from gateway_fakes import MODEL, Stack, events, stack, until
 
+from contracts.cluster import secret_id
+from contracts.exits import WRONG_USAGE
+from runtime import same_secret
 from runtime.config import Config
-from runtime.config_file import changed, dump_config
+from runtime.config_file import changed, cluster_secret, dump_config
 from tests.ports import free_ports
 
 
@@ -164,3 +167,25 @@ async def test_a_process_whose_number_is_taken_or_too_large_does_not_start(s: St
     finally:
         for process in processes:
             await ended(process)
+
+
+async def test_a_gateway_with_another_secret_than_its_schedulers_does_not_start_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleets = secret_id(b"f" * 32)
+    monkeypatch.setattr(same_secret.SameSecret.__init__, "__defaults__", (lambda: fleets,))
+    async with stack(wait=False) as s:
+        await s.gateway.stop()
+        config = changed(s.config, {"data": str(tmp_path / "data")})
+        own = secret_id(cluster_secret(config.data))
+        process = await started(config, tmp_path)
+        async with asyncio.timeout(60):
+            _, said = await process.communicate()
+        assert process.returncode == WRONG_USAGE
+        (line,) = [line for line in said.decode().splitlines() if '"error"' in line]
+        assert all(word in line for word in (own, fleets, "Scheduler on 127.0.0.1", "copy the file DATA/secret"))
+        # without a secret there is nothing to compare: it needs none
+        process = await started(changed(s.config, {"data": str(tmp_path / "none")}), tmp_path)
+        await until(lambda: serving(s), 30)
+        assert not (tmp_path / "none" / "secret").exists()
+        await ended(process)

@@ -26,8 +26,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.models.utils import extract_layer_index
 
+from contracts.cluster import secret_id
 from contracts.ids import SESSION_ID_PATTERN, SessionKey
 from contracts.kv import chunk_key, tenant_salt
+from storelink import fleet
 from storelink.log import PythonLog
 from upbeat_vllm import keys
 from upbeat_vllm.core import Core
@@ -102,6 +104,8 @@ class UpbeatConnector(KVConnectorBase_V1):  # type: ignore[misc]
             core = Core(self._geometry.shape, self._settings.model, self._geometry.ranks, warms=warms)
             settings, name = self._settings, f"vllm-{self._engine_id[:8]}"
             settings.use_certificate()
+            own_id = secret_id(self._secret)
+            fleet.use(lambda: own_id)
             self._scheduler = SchedulerSide(
                 core, settings.store, self._engine_id, name, settings.device, log, settings.wake, settings.node
             )

@@ -23,6 +23,7 @@ from typing import Any
 from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
 from storelink.ends import ArenaGone, ArenaHere, End
+from storelink.fleet import SecretDiffers
 from storelink.link import StoreLink
 from storelink.log import Log
 from upbeat_vllm import wire
@@ -152,7 +153,10 @@ class SchedulerSide:
     # ---- the link's thread -------------------------------------------------------------------------------------
     def _run_link(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._stay_linked())
+            try:
+                asyncio.run(self._stay_linked())
+            except SecretDiffers as e:
+                self._log.warning("this server is not let in, and serves without Upbeat's cache", reason=str(e))
 
     async def _stay_linked(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
