@@ -14,9 +14,10 @@ from gateway_fakes import MODEL, Stack, events, stack, until
 
 from contracts.cluster import secret_id
 from contracts.exits import WRONG_USAGE
-from runtime import same_secret
+from contracts.v1 import scheduler_pb2_grpc
+from runtime import rpc, same_secret
 from runtime.config import Config
-from runtime.config_file import changed, cluster_secret, dump_config
+from runtime.config_file import changed, cluster_secret, dump_config, load_config
 from tests.ports import free_ports
 
 
@@ -174,18 +175,17 @@ async def test_a_gateway_with_another_secret_than_its_schedulers_does_not_start_
 ) -> None:
     fleets = secret_id(b"f" * 32)
     monkeypatch.setattr(same_secret.SameSecret.__init__, "__defaults__", (lambda: fleets,))
-    async with stack(wait=False) as s:
-        await s.gateway.stop()
-        config = changed(s.config, {"data": str(tmp_path / "data")})
-        own = secret_id(cluster_secret(config.data))
-        process = await started(config, tmp_path)
-        async with asyncio.timeout(60):
-            _, said = await process.communicate()
-        assert process.returncode == WRONG_USAGE
-        (line,) = [line for line in said.decode().splitlines() if '"error"' in line]
-        assert all(word in line for word in (own, fleets, "Scheduler on 127.0.0.1", "copy the file DATA/secret"))
-        # without a secret there is nothing to compare: it needs none
-        process = await started(changed(s.config, {"data": str(tmp_path / "none")}), tmp_path)
-        await until(lambda: serving(s), 30)
-        assert not (tmp_path / "none" / "secret").exists()
-        await ended(process)
+    at, port = free_ports(1), free_ports(1)
+    over = {"data": str(tmp_path / "data"), "gateway": {"port": port}, "scheduler": {"port": at}}
+    config = load_config(None, over)
+    server, _ = rpc.server(config.scheduler_addresses[0], ["upbeat.v1.Scheduler"])
+    scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler_pb2_grpc.SchedulerServicer(), server)
+    await server.start()
+    own = secret_id(cluster_secret(config.data))
+    process = await started(config, tmp_path)
+    async with asyncio.timeout(60):
+        _, said = await process.communicate()
+    await server.stop(0)
+    assert process.returncode == WRONG_USAGE, said
+    (line,) = [line for line in said.decode().splitlines() if '"error"' in line]
+    assert all(word in line for word in (own, fleets, "Scheduler on 127.0.0.1", "copy the file DATA/secret"))
