@@ -20,7 +20,7 @@ from cli.settings import Flags, join_run_dir, layout, make_directories
 from contracts import identity
 from contracts.errors import ConfigError
 from runtime.config import Config
-from runtime.config_file import changed, dump_config, said_config, with_hashed_keys
+from runtime.config_file import changed, said_config
 from runtime.metrics_page import read_metrics
 from runtime.private import keep_private
 from storelink.credentials import Credentials
@@ -66,6 +66,7 @@ def join(
     from cli.own_certificates import joined_certificates
     from cli.supervisor import Run, Supervisor
     from cli.up import check_programs
+    from cli.written import write_configuration
 
     keep_private()
     count = said_config(config).nodes.count
@@ -101,10 +102,7 @@ def join(
             "tenant's sessions",
             "yellow",
         )
-    written = resolved.run_dir / "config.yaml"
-    written.touch(mode=0o600)
-    written.chmod(0o600)
-    written.write_text(dump_config(with_hashed_keys(resolved)))
+    write_configuration(resolved, (planned.program for planned in plan), os.environ)
 
     def announce(took_s: float) -> None:
         told = ", ".join(resolved.scheduler_addresses)

@@ -109,6 +109,7 @@ class Logs:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env={},  # it needs none of the launcher's, and nothing secret
                 pass_fds=(far_end.fileno(), *reading, *self._keep_open),
                 preexec_fn=_ignore_signals,
             )

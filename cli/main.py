@@ -13,6 +13,7 @@ from cli import certs, checks, finetune, keys, queries, workflows
 from cli.client import USAGE, CallFailed
 from cli.completion import COMPLETE, completion_init, script
 from cli.join import join
+from cli.log_lines import logs
 from cli.printing import fail
 from cli.up import up
 from cli.version import root
@@ -93,6 +94,7 @@ for _command in (
     queries.top,
     queries.sessions,
     queries.explain,
+    logs,
     queries.advise,
     queries.invalidate,
     checks.doctor,

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from cli.client import CallFailed
 from cli.core.plan import compute_threads
+from cli.core.secrets import passed_on
 from cli.fleet import table
 from cli.process import Process, log_end
 from contracts.corun import CorunFit
@@ -30,6 +31,7 @@ from loadtest.stack import free_ports
 from runtime.config import Config
 from runtime.config_file import changed, dump_config
 from runtime.profile_files import cores, processor, read, stored
+from runtime.secret_settings import public
 from storelink.arena_sharing import arenas_of, remove_dead
 
 #: Size of the arena for measuring loads: a large load takes 2/5 of it.
@@ -92,7 +94,7 @@ def measure(config: Config, quick: bool, corun: bool, quiet: bool) -> Profile:
         for folder in (own.data, own.run_dir):
             folder.mkdir(parents=True)
         written, found = work / "config.yaml", work / "profile.json"
-        written.write_text(dump_config(own))
+        written.write_text(dump_config(public(own)))
         with _stores(own, written, work, nodes):
             _run_worker(own, written, found, work, quick, corun, quiet)
         return read(found)
@@ -107,7 +109,7 @@ def measure(config: Config, quick: bool, corun: bool, quiet: bool) -> Profile:
 def _environment(config: Config, **more: str) -> dict[str, str]:
     # The written configuration includes the environment's settings: do not apply them twice.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
-    return kept | {"OMP_NUM_THREADS": str(config.worker.threads)} | more
+    return passed_on(kept, os.path.isfile) | {"OMP_NUM_THREADS": str(config.worker.threads)} | more
 
 
 @contextlib.contextmanager

@@ -21,9 +21,11 @@ from cli import machine
 from cli.addresses import base_url, unverified
 from cli.core.plan import STOP_ORDER, Planned, compute_threads, own_cores
 from cli.core.restart import AT_ONCE_S, RestartPolicy, Verdict
+from cli.core.secrets import HUB_TOKEN_PATH, passed_on
 from cli.display import Display
 from cli.logs import Logs
 from cli.process import Process, log_end
+from cli.written import configuration_file, hub_token_file, secrets_file
 from contracts.exits import START_AGAIN
 from runtime.config import Config
 from runtime.process_session import end_left_behind
@@ -57,7 +59,6 @@ class Supervisor:
 
     def __init__(self, config: Config, programs: Path, display: Display, keep_open: Sequence[int], run: Run) -> None:
         self._config, self._programs, self._display, self._keep_open = config, programs, display, tuple(keep_open)
-        self._config_file = config.run_dir / "config.yaml"
         self._logs = Logs(config.run_dir / "logs", int(config.log_mib * MIB), config.log_files, keep_open, display.line)
         self._running: dict[str, Process] = {}
         self._plan, self._run = list(run.plan), run
@@ -145,7 +146,7 @@ class Supervisor:
     def _start(self, planned: Planned) -> Process:
         process = Process(
             self._programs / planned.program,
-            planned.arguments(str(self._config_file)),
+            self._arguments(planned),
             log=self._logs.path(planned.name),
             output=self._logs.output(planned.name),
             environment=self._environment(planned),
@@ -155,6 +156,11 @@ class Supervisor:
         self._note_pids()
         self._display.line(f"started {planned.program}{self._place_of(planned)} (pid {process.pid})")
         return process
+
+    def _arguments(self, planned: Planned) -> list[str]:
+        secrets = secrets_file(self._config, planned.program)
+        more = ["--secrets", str(secrets)] if secrets.exists() else []
+        return [*planned.arguments(str(configuration_file(self._config))), *more]
 
     def _place_of(self, planned: Planned) -> str:
         """For messages: the node or device, and the models if there are several."""
@@ -167,10 +173,13 @@ class Supervisor:
 
     def _environment(self, planned: Planned) -> dict[str, str]:
         # The written configuration includes the environment's settings: do not apply them twice.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
+        said = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
+        environment = passed_on(said, os.path.isfile)
         environment[SUPERVISED] = "1"
         cores = sorted(os.sched_getaffinity(0))
         if planned.program == _VLLM_SERVER:
+            if (token := hub_token_file(self._config)).exists():
+                environment[HUB_TOKEN_PATH] = str(token)
             return environment | self._cores_of(planned, cores, environment)
         threads = compute_threads(self._config.worker.threads, len(cores), self._config.devices)
         threads = threads if planned.program == _WORKER else 1

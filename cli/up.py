@@ -17,7 +17,7 @@ from cli.options import Models, number_option, whole_option
 from cli.settings import Flags, resolve
 from contracts.errors import ConfigError
 from runtime.config import Config
-from runtime.config_file import cluster_secret, dump_config, with_hashed_keys
+from runtime.config_file import cluster_secret
 from runtime.private import keep_private
 from runtime.vllm_checks import vllm_nodes
 from runtime.vllm_places import missing_python, vllm_places
@@ -78,6 +78,7 @@ def up(
     from cli.own_certificates import with_own_certificates
     from cli.own_key import own_key_of
     from cli.supervisor import Run, Supervisor, ask_ready
+    from cli.written import write_configuration
 
     keep_private()
     one, several = asked_models(model)
@@ -118,10 +119,7 @@ def up(
         display.line(SMALL.format(resolved.kv.hbm_gib * 1024, resolved.kv.dram_gib * 1024), "")
     cluster_secret(resolved.data)
     resolved = with_own_certificates(resolved)
-    written = resolved.run_dir / "config.yaml"
-    written.touch(mode=0o600)
-    written.chmod(0o600)
-    written.write_text(dump_config(with_hashed_keys(resolved)))
+    write_configuration(resolved, (planned.program for planned in plan), os.environ)
     run = Run(plan, lambda: ask_ready(resolved), lambda took_s: display.serving(resolved, took_s))
     return asyncio.run(Supervisor(resolved, programs, display, [lock.fileno() for lock in locks], run).run())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,25 @@ from runtime.config import Config
 from runtime.config_checks import check
 from runtime.kept import kept
 
+#: Settings whose values no message shows.
+_SECRET = re.compile(r"\.(key|api_key|token_secret)$|\.blob_options\b")
 
-def load_config(file: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
-    """The configuration from `file` (YAML), `UPBEAT__*` and `overrides` (highest, nested like the file).
+
+def load_config(
+    file: Path | None = None, overrides: dict[str, Any] | None = None, secrets: Path | None = None
+) -> Config:
+    """The configuration from `file` (YAML), `UPBEAT__*` and `overrides` (highest, nested like the file). secrets: a
+    second file, for settings that not every process may read; it precedes the first one.
 
     Raises ConfigError naming key, value and remedy; the service then does not start.
     """
-    return changed(said_config(file), overrides or {})
+    return changed(said_config(file, secrets), overrides or {})
 
 
-def said_config(file: Path | None = None) -> Config:
-    """The configuration from `file` and `UPBEAT__*`, without checks across sections. Raises ConfigError."""
+def said_config(file: Path | None = None, secrets: Path | None = None) -> Config:
+    """The configuration from the files and `UPBEAT__*`, without checks across sections. Raises ConfigError."""
     try:
-        return Config(**_content(file))
+        return Config(**_merge(_content(file), _content(secrets, "--secrets")))
     except ValidationError as e:
         raise ConfigError(_explain(e)) from e
 
@@ -46,18 +53,18 @@ def says(file: Path | None, section: str, key: str) -> bool:
     return any(key in (values.get(section) or {}) for values in (_content(file), EnvSettingsSource(Config)()))
 
 
-def _content(file: Path | None) -> dict[str, Any]:
+def _content(file: Path | None, flag: str = "--config") -> dict[str, Any]:
     """The file's mapping. Raises ConfigError."""
     if file is None:
         return {}
     try:
         data = yaml.safe_load(file.read_text()) or {}
     except OSError as e:
-        raise ConfigError(f"--config {file}: {e.strerror}; give a readable YAML file") from e
+        raise ConfigError(f"{flag} {file}: {e.strerror}; give a readable YAML file") from e
     except yaml.YAMLError as e:
-        raise ConfigError(f"--config {file} is not YAML: {e}") from e
+        raise ConfigError(f"{flag} {file} is not YAML: {e}") from e
     if not isinstance(data, dict):
-        raise ConfigError(f"--config {file} must hold a mapping of sections, such as `kv: {{hbm_gib: 1}}`")
+        raise ConfigError(f"{flag} {file} must hold a mapping of sections, such as `kv: {{hbm_gib: 1}}`")
     return data
 
 
@@ -123,6 +130,6 @@ def _explain(error: ValidationError) -> str:
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"])
         remedy = "remove it or correct its spelling" if item["type"] == "extra_forbidden" else item["msg"]
-        value = "(a key)" if key.endswith(".key") else repr(item["input"])
+        value = "(not shown)" if _SECRET.search(key) else repr(item["input"])
         lines.append(f"{key} = {value}: {remedy} (in YAML, or UPBEAT__{key.upper().replace('.', '__')})")
     return "wrong configuration:\n  " + "\n  ".join(lines)

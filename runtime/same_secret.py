@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from prometheus_client import Counter
 
-from contracts.cluster import secret_id
+from contracts.cluster import log_key, secret_id
 from contracts.errors import ConfigError
 from runtime import telemetry
 from runtime.callers import Handler, guarded
@@ -31,21 +31,26 @@ _logged: set[str] = set()
 _MOST_LOGGED = 100
 
 
-def use_secret(data: Path, *, make: bool) -> None:
+def use_secret(data: Path, *, make: bool) -> Callable[[], bytes]:
     """From now on this process shows the id of DATA/secret. make: create a missing secret now, as a node does; others
-    look for it again at each call. Raises ConfigError."""
-    known = ""
+    look for it again until it is there. Returns what reads the key of ids in logs; empty: not known yet. Raises
+    ConfigError."""
+    known: list[tuple[str, bytes]] = []
 
-    def read() -> str:
-        nonlocal known
+    def learn() -> None:
+        secret = cluster_secret(data)
+        known.append((secret_id(secret), log_key(secret)))
+
+    def read() -> tuple[str, bytes]:
         if not known and secret_file(data).exists():
             with contextlib.suppress(ConfigError, OSError):
-                known = secret_id(cluster_secret(data))
-        return known
+                learn()
+        return known[0] if known else ("", b"")
 
     if make or os.access(secret_file(data), os.R_OK):
-        known = secret_id(cluster_secret(data))
-    fleet.use(read)
+        learn()
+    fleet.use(lambda: read()[0])
+    return lambda: read()[1]
 
 
 class SameSecret(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

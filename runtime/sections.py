@@ -184,6 +184,8 @@ class VllmSection(BaseModel):
     server: str = Field(default="", pattern=r"^(http://[^\s/?#@]+(:[0-9]{1,5})?)?$")
     #: The environment variable that holds the API key of `server`; empty: it has none.
     api_key_env: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
+    #: The key itself, from a file of secrets (`--secrets`) rather than from the environment.
+    api_key: str = ""
 
     @field_validator("python")
     @classmethod

@@ -155,6 +155,7 @@ def arguments(service: str, *, with_node: bool = False, with_device: bool = Fals
     """Parses the command line. Exits with status 2 and one line for a wrong configuration."""
     parser = argparse.ArgumentParser(prog=f"upbeat-{service}")
     parser.add_argument("--config", type=Path, default=None, help="YAML; UPBEAT__SECTION__KEY overrides it")
+    parser.add_argument("--secrets", type=Path, default=None, help="YAML with secret settings, which overrides it, too")
     if with_node:
         parser.add_argument("--node", type=int, required=True, help="this node's number, from 0")
     if with_device:
@@ -169,15 +170,17 @@ def arguments(service: str, *, with_node: bool = False, with_device: bool = Fals
     keep_private()
     number = given.node if with_node else given.number if numbered else 0
     try:
-        config = load_config(given.config)
+        config = load_config(given.config, secrets=given.secrets)
         use_certificate(config, identity.node(f"node-{number}") if with_node else Identity(Role(service)))
-        use_secret(config.data, make=with_node)
+        key = use_secret(config.data, make=with_node)
     except ConfigError as e:
         print(f"upbeat-{service}: {e}", file=sys.stderr)
         raise SystemExit(2) from e
     device = given.device if with_device else 0
     name = f"{service}-{number}" if with_node or number else service
-    telemetry.configure_logs(f"{name}-{device}" if with_device and config.nodes.devices > 1 else name, config.log_level)
+    telemetry.configure_logs(
+        f"{name}-{device}" if with_device and config.nodes.devices > 1 else name, config.log_level, key
+    )
     return Arguments(config, number, device)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import logging
+import os
 import sys
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import structlog
+from blake3 import blake3
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 #: The process's registry, shown at `/metrics`.
@@ -21,12 +24,36 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
     _TASKS.set_function(lambda: float(len(asyncio.all_tasks(loop))))
 
 
-def configure_logs(service: str, level: str = "info") -> None:
-    """Sends logs to stderr as JSON lines with `service`, and the threads' stacks if native code crashes."""
+#: Fields that name a session or an end user.
+_IDS = frozenset({"session", "user"})
+#: Hexadecimal digits that stand for an id.
+_HASH_BYTES = 8
+#: Of a process that knows no key of its fleet; its hashes fit its own lines only.
+_ANY_KEY = os.urandom(32)
+
+
+def hashed_id(key: bytes, text: str) -> str:
+    """What stands in logs for an id, such as TENANT/SESSION_ID: the tenant stays readable. key: 32 bytes, see
+    `contracts.cluster.log_key`."""
+    tenant, slash, _ = text.rpartition("/")
+    return f"{tenant}{slash}#{blake3(text.encode('utf-8', 'surrogatepass'), key=key).hexdigest(length=_HASH_BYTES)}"
+
+
+def configure_logs(service: str, level: str = "info", key: Callable[[], bytes] = bytes) -> None:
+    """Sends logs to stderr as JSON lines with `service`, and the threads' stacks if native code crashes. key: of the
+    hashes that stand for ids of sessions and users, from level info on; empty while the process knows none."""
+
+    def hash_ids(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if method != "debug":
+            for name in _IDS & event.keys():
+                event[name] = hashed_id(key() or _ANY_KEY, str(event[name]))
+        return event
+
     faulthandler.enable()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            hash_ids,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

@@ -199,7 +199,7 @@ def _key_of(config: Config, place: Path | str, vllm: VllmPlaces) -> Callable[[],
         key = kept(vllm.key, new_key)
         return lambda: key
     name = config.vllm.api_key_env
-    key = os.environ.get(name, "") if name else ""
+    key = config.vllm.api_key or (os.environ.get(name, "") if name else "")
     if name and not key:
         raise ConfigError(f"vllm.api_key_env = {name!r}: this variable is not set; set it to the server's API key")
     return lambda: key

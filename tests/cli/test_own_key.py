@@ -35,7 +35,8 @@ def test_the_key_is_printed_and_kept_and_the_same_at_the_next_start(up: UpbeatUp
     assert len(printed) == 1 and f'-H "authorization: Bearer {printed[0]}"' in up.said()
     file = up.directory / "data" / "api_key"
     assert (file.read_text().strip(), stat.S_IMODE(file.stat().st_mode)) == (printed[0], 0o600)
-    written = load_config(up.run_dir / "config.yaml").gateway.api_keys
+    secrets = up.run_dir / "secrets" / "upbeat-gateway.yaml"
+    written = load_config(up.run_dir / "config.yaml", secrets=secrets).gateway.api_keys
     assert [is_hashed(k.key) for k in written] == [True] and bytes.fromhex(written[0].key[7:]) == digest(printed[0])
     os.killpg(launcher.pid, signal.SIGINT)
     assert launcher.wait(timeout=40) == 0

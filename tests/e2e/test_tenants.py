@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from contracts.api_keys import hashed
+from contracts.cluster import log_key
 from loadtest.stack import Stack
+from runtime.telemetry import hashed_id
 from tests.signed_rank import standing_out
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
@@ -106,10 +109,26 @@ def test_both_processes_serve_and_one_that_dies_comes_back(stack: Stack) -> None
 
 def test_the_launcher_writes_no_key_in_full(stack: Stack) -> None:
     written = [file for file in stack.run_dir.rglob("*") if file.is_file()]
-    assert hashed(KEYS["b"]).encode() in (stack.run_dir / "config.yaml").read_bytes()
+    assert hashed(KEYS["b"]).encode() in (stack.run_dir / "secrets" / "upbeat-gateway.yaml").read_bytes()
     for file in written:
         content = file.read_bytes()
         assert not any(key.encode() in content for key in KEYS.values()), file
+
+
+def test_no_process_shows_a_secret_and_no_log_a_session(stack: Stack) -> None:
+    cached_tokens(stack, "a")
+    secret = (stack.data / "secret").read_text().strip()
+    hidden = [*KEYS.values(), *map(hashed, KEYS.values()), secret]
+    pids = [stack.pid, *(child.pid for child in psutil.Process(stack.pid).children(recursive=True))]
+    assert len(pids) > 5
+    for pid in pids:
+        shown = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert not [text for text in hidden if text.encode() in shown], pid
+    name = hashed_id(log_key(bytes.fromhex(secret)), f"a/{SESSION}")
+    until(lambda: name in "".join(log.read_text() for log in (stack.run_dir / "logs").glob("gateway*.log")))
+    for log in (stack.run_dir / "logs").iterdir():
+        content = log.read_text()
+        assert SESSION not in content and not [text for text in hidden if text in content], log
 
 
 @pytest.mark.parametrize("path", ["/v1/advisory", "/v1/invalidate"])
