@@ -26,7 +26,7 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 #: Fields that name a session or an end user.
 _IDS = frozenset({"session", "user"})
-#: Hexadecimal digits that stand for an id.
+#: Of a hash that stands for an id.
 _HASH_BYTES = 8
 #: Of a process that knows no key of its fleet; its hashes fit its own lines only.
 _ANY_KEY = os.urandom(32)
@@ -46,7 +46,8 @@ def configure_logs(service: str, level: str = "info", key: Callable[[], bytes] =
     def hash_ids(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if method != "debug":
             for name in _IDS & event.keys():
-                event[name] = hashed_id(key() or _ANY_KEY, str(event[name]))
+                hashed = hashed_id(key() or _ANY_KEY, str(event[name]))
+                event[name] = hashed if name == "session" else hashed.rpartition("/")[2]  # only sessions name a tenant
         return event
 
     faulthandler.enable()
