@@ -84,7 +84,7 @@ def run_arm(codec: str, asked: Sequence[Question], model: Path, dtype: str, dire
         asyncio.run(speak(stack, list(longest.values()), 1, concurrency))
         stack.stop()
         bare = directory / "blob-without-chunks"
-        shutil.copytree(stack.data / "blob" / "manifests", bare / "manifests")
+        shutil.copytree(stack.data / "blob" / "v3" / "manifests", bare / "manifests")
         stack.start({**settings, "kv": {**settings["kv"], "blob_url": bare.as_uri()}})
         measure_files(arm, stack.data / "node-0" / "ssd")
         outcomes = asyncio.run(speak(stack, asked, ANSWER_TOKENS, concurrency))

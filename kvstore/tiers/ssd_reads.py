@@ -21,6 +21,7 @@ from kvstore.failpoints import reach
 from kvstore.metrics import log
 from kvstore.tiers import page_cache
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, ThreadFileIo, check_length
 from kvstore.tiers.format import piece_offset
 
@@ -31,12 +32,20 @@ Done = Callable[[dict[int, Fault]], None]
 class Read:
     """One fetch in progress. `done(faults)` is called once, when nothing writes to its slots any more."""
 
-    __slots__ = ("done", "fd", "given_up", "parts", "pieces", "shape")
+    __slots__ = ("done", "fd", "given_up", "parts", "pieces", "shape", "sums")
 
-    def __init__(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done, given_up: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        shape: KvShape,
+        pieces: Sequence[FetchPiece],
+        done: Done,
+        sums: dict[int, int],
+        given_up: Callable[[], bool],
+    ) -> None:
         self.shape = shape
         self.pieces = pieces
         self.done = done
+        self.sums = sums
         self.given_up = given_up
         self.fd = -1
         self.parts: list[Part] = []
@@ -60,9 +69,15 @@ class Reads:
     the page cache what it holds, although descriptors are open with O_DIRECT."""
 
     def __init__(
-        self, arena: Arena, reader: FileIo, open_chunk: Callable[[bytes, KvShape], int], use_cache: bool
+        self,
+        arena: Arena,
+        keys: ClusterKeys,
+        reader: FileIo,
+        open_chunk: Callable[[bytes, KvShape], int],
+        use_cache: bool,
     ) -> None:
         self._arena = arena
+        self._keys = keys
         self._reader = reader
         self._copier = ThreadFileIo(arena)
         self._open = open_chunk
@@ -181,8 +196,8 @@ class Reads:
     def _end_good(self, reads: list[Read]) -> None:
         for read in reads:
             os.close(read.fd)
-        for read, faults in zip(reads, verify(self._arena, [(read.shape, read.pieces) for read in reads]), strict=True):
-            read.done(faults)
+        for read in reads:
+            read.done(verify_stored(self._arena, self._keys, read.shape, read.pieces, read.sums))
 
     def _end_bad(self, read: Read, error: Exception) -> None:
         if read.fd >= 0:
@@ -205,7 +220,25 @@ def _bytes(read: Read) -> int:
     return len(read.pieces) * read.shape.piece_bytes
 
 
+def verify_stored(
+    arena: Arena, keys: ClusterKeys, shape: KvShape, pieces: Sequence[FetchPiece], sums: dict[int, int]
+) -> dict[int, Fault]:
+    """CORRUPT for each piece of a raw, unencrypted copy that is in the arena and whose digest is wrong.
+
+    Mutates `sums`: by index, the arena's checksums of the others.
+    """
+    size, view = shape.piece_bytes, arena.view
+    faults = {
+        i: Fault.CORRUPT
+        for i, p in enumerate(pieces)
+        if keys.digest(view[p.offset : p.offset + size], p.key, p.layer) != p.checksum
+    }
+    good = [i for i in range(len(pieces)) if i not in faults]
+    sums.update(zip(good, arena.checksums([(pieces[i].offset, size) for i in good]), strict=True))
+    return faults
+
+
 def verify(arena: Arena, fetches: Sequence[tuple[KvShape, Sequence[FetchPiece]]]) -> list[dict[int, Fault]]:
-    """By fetch, CORRUPT for each piece in the arena whose checksum is wrong."""
+    """By fetch, CORRUPT for each piece in the arena whose xxh3-64 is not what a peer's arena has."""
     sums = iter(arena.checksums([(p.offset, shape.piece_bytes) for shape, pieces in fetches for p in pieces]))
     return [{i: Fault.CORRUPT for i, p in enumerate(pieces) if next(sums) != p.checksum} for _, pieces in fetches]

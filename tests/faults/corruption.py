@@ -145,7 +145,7 @@ class Harness:
             "kv": {"dram_gib": 1 / 64, "transport": "socket", "file_io": "threads"},
         }
         self._config: Config = load_config(None, overrides)
-        self._ssd, self._blob = self._config.node(0).ssd, self._config.data / "blob" / "chunks"
+        self._ssd, self._blob = self._config.node(0).ssd, self._config.data / "blob" / "v3" / "chunks"
         self._pristine = write_pristine(directory / "pristine", seed)
 
     def _place(self, root: Path, chunk: Pristine) -> Path:

@@ -84,7 +84,7 @@ async def test_what_was_stored_by_a_codec_is_read_after_a_restart_by_stores_of_a
         await worker.save(SESSION, SHAPE, chunks)
         worker.turn(make_manifest(SESSION, SHAPE, list(chunks)))
         assert (await worker.flush()).complete
-    ssd, blob = stack.config.node(0).ssd, stack.config.data / "blob" / "chunks"
+    ssd, blob = stack.config.node(0).ssd, stack.config.data / "blob" / "v3" / "chunks"
     assert (codecs_in(ssd), codecs_in(blob)) == ({"fp8"}, {"k16v8"})
     stack.signal(0, signal.SIGTERM)
     raw = make_stack()

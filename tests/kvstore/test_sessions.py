@@ -148,8 +148,8 @@ async def test_late_saves_of_an_erased_session_do_not_bring_it_back(make_stack):
             assert (await worker.flush()).complete
             assert (await worker.load(SHAPE, list(chunks))).usable == 0
             assert not chunk_files(stack.config.node(0).ssd)
-            assert not chunk_files(stack.config.data / "blob" / "chunks") and not chunk_files(
-                stack.config.data / "blob" / "manifests"
+            assert not chunk_files(stack.config.data / "blob" / "v3" / "chunks") and not chunk_files(
+                stack.config.data / "blob" / "v3" / "manifests"
             )
 
 
