@@ -28,10 +28,11 @@ PROCESSES = 2
 WANTED = 100_000
 
 
+@pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
 async def test_two_thousand_random_corruptions_are_each_detected(
-    tmp_path: Path, free_ports: Callable[[int], int]
+    tmp_path: Path, free_ports: Callable[[int], int], encrypt: bool
 ) -> None:
-    seen = await corrupt(tmp_path, free_ports(10), SEED, 2000)
+    seen = await corrupt(tmp_path, free_ports(10), SEED, 1000, encrypt=encrypt)
     assert seen.untouched
     assert {kind.partition(".")[2] for kind in seen.kinds} == {how.__name__ for how in KINDS}
 
@@ -49,7 +50,7 @@ async def test_a_hundred_thousand_random_corruptions_are_each_detected(
     ):
         places = [Path(root) / str(i) for i in range(PROCESSES)]
         parts = [
-            loop.run_in_executor(pool, corrupt_in_process, place, free_ports(10), SEED + i, WANTED // PROCESSES)
+            loop.run_in_executor(pool, corrupt_in_process, place, free_ports(10), SEED + i, WANTED // PROCESSES, bool(i % 2))
             for i, place in enumerate(places)
         ]
         seen = reduce(add, await asyncio.gather(*parts))

@@ -143,7 +143,8 @@ def test_damage_in_the_arena_gets_no_good_checksum_by_being_encoded(tmp_path, ar
     arena.view[write.offsets[2] + 5] ^= 1
     ssd = make_ssd(tmp_path, arena, Upper())
     assert ssd.write([write]) == [Wrote.OK]
-    assert ssd.read(SHAPE, wanted(arena, write, range(5))) == {2: Fault.CORRUPT}
+    sums = ssd.header(KEY, SHAPE.fingerprint).checksums
+    assert ssd.read(SHAPE, wanted(arena, write, range(5), sums=sums)) == {2: Fault.CORRUPT}
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -42,7 +42,7 @@ def test_a_file_of_the_same_file_system_is_not_copied_and_outlives_its_first_nam
 
 def test_what_has_the_name_is_replaced_and_linking_again_changes_nothing(tmp_path: Path, file: Path):
     there = tmp_path / "blob" / "v3" / "cd"
-    there.parent.mkdir()
+    there.parent.mkdir(parents=True)
     there.write_bytes(b"damaged")
     for _ in range(2):
         assert link(file, there)
