@@ -31,7 +31,7 @@ from kvstore.tiers.arena import Arena
 from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.durability import sync_file, sync_folder, write_outcome
-from kvstore.tiers.encoded import read_header, refuted, views, write_object
+from kvstore.tiers.encoded import StoredChunk, read_header, refuted, views, write_object
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
 from kvstore.tiers.format import BLOCK, RAW, Header, encode_header, object_bytes, piece_offset, raw_layout
@@ -39,7 +39,7 @@ from kvstore.tiers.sealing import SessionSecret
 from kvstore.tiers.ssd_reads import Done, Read, Reads
 
 _TEMPORARY = ".part"
-_SYNC_THREADS = 4
+_SYNC_THREADS = _PREPARING_THREADS = 4
 _TRIAL_BLOCK = 1 << 20
 #: Longest pause between two polls of running writes.
 _LONGEST_PAUSE_S = 0.002
@@ -80,6 +80,7 @@ class SsdTier:
         self._keys = keys
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
+        self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="ssd-prepare")
         self._folders: dict[bytes, str] = {}  #: by fingerprint, cached because every read needs it
         self._direct_wanted = direct
         self.direct = False
@@ -316,10 +317,12 @@ class SsdTier:
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+        # Hashing and encrypting take longer than starting a write, so they go ahead on several threads.
+        prepared = [self._preparing.submit(self._prepare, chunk, secrets.get(chunk.key)) for chunk in chunks]
         for i, chunk in enumerate(chunks):
             settle(self._writer.depth - 1)
             shape = chunk.shape
-            stored = self.encoded.encode(chunk, secrets.get(chunk.key))
+            stored, header = prepared[i].result()
             try:
                 path = self._folder(shape) / (chunk.key.hex() + _TEMPORARY)
                 flags = self._flags(shape) if stored is None else os.O_NOFOLLOW
@@ -329,7 +332,7 @@ class SsdTier:
                 continue
             temporary[i] = path
             try:
-                header = headers[chunk.key] = self._raw_header(chunk) if stored is None else stored.header
+                headers[chunk.key] = header
                 if stored is not None:
                     write_object(fd, stored)
                     descriptors[i] = fd
@@ -346,13 +349,16 @@ class SsdTier:
                 os.close(fd)
         settle(0)
 
-    def _raw_header(self, chunk: WriteSsd) -> Header:
-        """The header of a raw file of pieces that are in the arena."""
+    def _prepare(self, chunk: WriteSsd, secret: SessionSecret | None) -> tuple[StoredChunk | None, Header]:
+        """What the chunk's file will be, None if its pieces are written as they are in the arena; and its header."""
+        stored = self.encoded.encode(chunk, secret)
+        if stored is not None:
+            return stored, stored.header
         size = chunk.shape.piece_bytes
         digests = self._keys.digests(views(self._arena, chunk.shape, chunk.offsets), chunk.key)
         sums = self._arena.checksums([(offset, size) for offset in chunk.offsets])
         damaged = {i for i, (found, wanted) in enumerate(zip(sums, chunk.checksums, strict=True)) if found != wanted}
-        return Header(chunk.key, chunk.shape, raw_layout(chunk.shape), refuted(digests, damaged))
+        return None, Header(chunk.key, chunk.shape, raw_layout(chunk.shape), refuted(digests, damaged))
 
     def _folder(self, shape: KvShape) -> Path:
         folder = self.root / folder_name(shape.fingerprint)
@@ -373,3 +379,4 @@ class SsdTier:
         self._reads.close()
         self.encoded.close()
         self._sync.shutdown(wait=False)
+        self._preparing.shutdown(wait=False)

@@ -1,4 +1,5 @@
-"""Reads of the SSD tier's raw files: each reading thread keeps many reads in flight and verifies each as it ends.
+"""Reads of the SSD tier's raw files: each reading thread keeps many reads in flight; other threads verify them as they
+end.
 
 Short waiting reads are joined to one transfer, which costs its overhead once. Bytes in the page cache are copied from
 there.
@@ -12,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from contracts.errors import PieceLost
 from contracts.kv import KvShape
@@ -24,6 +26,9 @@ from kvstore.tiers.arena import Arena
 from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, ThreadFileIo, check_length
 from kvstore.tiers.format import piece_offset
+
+#: A core hashes 2 to 3 GB/s.
+_VERIFYING_THREADS = 4
 
 #: Called with the faults of a read, by index of the piece; empty: all are good.
 Done = Callable[[dict[int, Fault]], None]
@@ -83,6 +88,7 @@ class Reads:
         self._open = open_chunk
         self._use_cache = use_cache
         self._queue: queue.SimpleQueue[Read | None] = queue.SimpleQueue()
+        self._verifying = ThreadPoolExecutor(_VERIFYING_THREADS, thread_name_prefix="ssd-verify")
         for number in range(reader.threads):
             threading.Thread(target=self._run, name=f"ssd-read-{number}", daemon=True).start()
 
@@ -94,6 +100,7 @@ class Reads:
         """Stop the threads."""
         for _ in range(self._reader.threads):
             self._queue.put(None)
+        self._verifying.shutdown(wait=False)
 
     def _run(self) -> None:
         """One reading thread. It begins new reads before it verifies ended ones, so that the disk is never idle."""
@@ -101,7 +108,7 @@ class Reads:
         come: list[_Transfer] = []
         while self._fill(running, block=not running and not come):
             if come:
-                self._end_good([read for transfer in come for read in transfer.reads])
+                self._end_good([read for transfer in come for read in transfer.reads], alone=not running)
                 come = []
             going: list[_Transfer] = []
             for transfer in running:
@@ -193,11 +200,23 @@ class Reads:
             else:
                 self._end_good([read])
 
-    def _end_good(self, reads: list[Read]) -> None:
+    def _end_good(self, reads: list[Read], *, alone: bool = True) -> None:
+        """Verify the reads: several at a time, and never in the way of running transfers. alone: none is running."""
         for read in reads:
             os.close(read.fd)
-        for read in reads:
-            read.done(verify_stored(self._arena, self._keys, read.shape, read.pieces, read.sums))
+            if alone and len(reads) == 1:
+                self._verify(read)
+            else:
+                self._verifying.submit(self._verify, read)
+
+    def _verify(self, read: Read) -> None:
+        faults = read.all(Fault.UNAVAILABLE)
+        try:
+            faults = verify_stored(self._arena, self._keys, read.shape, read.pieces, read.sums)
+        except Exception as e:
+            log.error("a read of the SSD could not be verified", exc_info=e)
+        finally:
+            read.done(faults)
 
     def _end_bad(self, read: Read, error: Exception) -> None:
         if read.fd >= 0:

@@ -241,7 +241,7 @@ async def test_a_blob_directory_that_is_not_there_at_start_gets_everything_when_
         async with asyncio.timeout(LIMIT_S):
             while {key.hex() for key in chunks} - {p.name for p in blob.rglob("*")}:  # noqa: ASYNC110 - another process's files
                 await asyncio.sleep(0.1)
-            while not any((blob / "manifests").rglob("*")):  # noqa: ASYNC110 - another process's files
+            while not any((blob / "v3" / "manifests").rglob("*")):  # noqa: ASYNC110 - another process's files
                 await asyncio.sleep(0.1)
         await all_right(worker, chunks)
     await until_nothing_is_held(stack.address(0))

@@ -129,7 +129,7 @@ async def test_a_node_that_was_down_during_an_erasure_serves_and_keeps_nothing_o
             assert_pieces(await worker.load(SHAPE, list(other), session=session("stays")), SHAPE, other)
             kept = {key.hex() for key in other}
             await until(lambda: set(files(ssd[0])) == kept)
-            assert set(files(blob / "chunks")) == kept
+            assert set(files(blob / "v3" / "chunks")) == kept
 
 
 async def test_chunks_of_a_turn_that_never_ended_leave_after_the_grace_time(make_stack):
