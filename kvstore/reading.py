@@ -87,9 +87,7 @@ class Reading:
         else:
             self._tasks.start(self._with_key(name, begin, lambda fault: ended(_all(fetch, fault))), "session-key")
 
-    async def _with_key(
-        self, name: KeyName, begin: Callable[[], None], failed: Callable[[ev.Fault], None]
-    ) -> None:
+    async def _with_key(self, name: KeyName, begin: Callable[[], None], failed: Callable[[ev.Fault], None]) -> None:
         """Begin a read of the SSD once the session's key is known."""
         found = await self._blob.session_keys.find(name)
         if isinstance(found, ev.Fault):

@@ -24,6 +24,7 @@ from ssd_rates import read_by_store, sums_of, write_by_store
 from wire import ROOT, Stores, Worker
 
 from contracts.ids import SessionKey
+from kvstore.core.events import Wrote
 from kvstore.tiers import nixl
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.ssd import SsdTier

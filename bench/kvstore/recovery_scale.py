@@ -63,4 +63,6 @@ def _fill(tier: SsdTier, count: int) -> None:
     body = random.bytes(object_bytes(SMALL) - header_bytes(SMALL.layers))
     for i in range(count):
         key = random.bytes(32)
-        tier.path(key, SMALL.fingerprint).write_bytes(encode_header(KEYS, Header(key, SMALL, raw_layout(SMALL), (i, i + 1))) + body)
+        tier.path(key, SMALL.fingerprint).write_bytes(
+            encode_header(KEYS, Header(key, SMALL, raw_layout(SMALL), (i, i + 1))) + body
+        )

@@ -264,7 +264,9 @@ class BareFiles:
     def write(self, writes: Sequence[WriteSsd], folder: Path, direct: bool) -> float:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self.header[:] = encode_header(KEYS, Header(writes[0].key, self.shape, raw_layout(self.shape), writes[0].checksums))
+        self.header[:] = encode_header(
+            KEYS, Header(writes[0].key, self.shape, raw_layout(self.shape), writes[0].checksums)
+        )
         group = max(1, _GROUP_BYTES // self.shape.chunk_bytes)
         begun = time.perf_counter()
         with ThreadPoolExecutor(SYNC_THREADS) as pool:

@@ -267,7 +267,9 @@ class Loads:
         if fault in counters:
             self._out.append(Counted(counters[fault], len(pieces), (source.name.lower(),)))
         # A medium error is the copy's fault only while the disk otherwise works.
-        bad = fault in (Fault.CORRUPT, Fault.MISSING, Fault.ERASED) or (fault is Fault.MEDIUM and self._meter.reads(source))
+        bad = fault in (Fault.CORRUPT, Fault.MISSING, Fault.ERASED) or (
+            fault is Fault.MEDIUM and self._meter.reads(source)
+        )
         if not bad or source is SourceKind.PEER:
             return
         tier, delete = ("ssd", DeleteSsd) if source is SourceKind.SSD else ("blob", DeleteBlob)

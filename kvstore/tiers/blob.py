@@ -269,7 +269,9 @@ class BlobTier:
 
     async def put_manifest(self, manifest: Manifest) -> bool:
         """Store the session's manifest, replacing the older one."""
-        return await self._objects.put("manifest", manifest_path(manifest.session), encode_manifest(self._keys, manifest))
+        return await self._objects.put(
+            "manifest", manifest_path(manifest.session), encode_manifest(self._keys, manifest)
+        )
 
     async def get_manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest; None when it is missing, damaged, or not answered in time."""

@@ -77,7 +77,9 @@ def open_store(url: str, options: dict[str, str], default: Path, root: str = ROO
     client: Any = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=2), "allow_http": True}
     try:
         config: Any = options
-        return from_url("/".join((url.rstrip("/"), root)).rstrip("/"), config=config, client_options=client, retry_config=retry)
+        return from_url(
+            "/".join((url.rstrip("/"), root)).rstrip("/"), config=config, client_options=client, retry_config=retry
+        )
     except Exception as e:
         why = str(e).partition("\n")[0]  # the rest is obstore's debug output
         raise ConfigError(

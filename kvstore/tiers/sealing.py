@@ -51,9 +51,7 @@ class Sealer:
         """Decrypt to `into`, which has the piece's length. Raises PieceLost when it is not what `close` returned; what
         is in `into` then may not be used."""
         try:
-            self._aead.decrypt_into(
-                _nonce(layer), b"".join((sealed, _TAG.pack(*tag))), self._bound(layer), into
-            )
+            self._aead.decrypt_into(_nonce(layer), b"".join((sealed, _TAG.pack(*tag))), self._bound(layer), into)
         except (InvalidTag, ValueError) as e:
             raise PieceLost("the piece is not what was encrypted") from e
 

@@ -108,7 +108,9 @@ class SessionKeys:
         if made is None:
             return True
         session, key = made
-        if not await self._objects.put("key", name.path, encode_key(self._keys, session.tenant, SessionSecret(name, key))):
+        if not await self._objects.put(
+            "key", name.path, encode_key(self._keys, session.tenant, SessionSecret(name, key))
+        ):
             return False
         self.unstored.pop(name, None)
         return True

@@ -72,8 +72,8 @@ class SsdTier:
         direct: Literal["auto", "on", "off"] = "auto",
         encoded: EncodedFiles | None = None,
     ) -> None:
-        """encoded: handles files that are not raw, or encrypted. Raises ConfigError when `direct` is "on" and the file system does
-        not support it."""
+        """encoded: handles files that are not raw, or encrypted. Raises ConfigError when `direct` is "on" and the file
+        system does not support it."""
         self.root = root
         self.encoded = encoded or EncodedFiles(arena, keys, Codecs(), None)
         self._arena = arena

@@ -140,7 +140,9 @@ def forge(rng: random.Random, paths: list[Path]) -> int:
         start = BLOCK + layer * -(-length // BLOCK) * BLOCK
         data[entry : entry + 8] = blake3(data[start : start + length]).digest(length=8)
     body = bytes(data[: BLOCK - 32])
-    data[BLOCK - 32 : BLOCK] = ClusterKeys(rng.randbytes(32)).of_header(body) if rng.random() < 0.5 else blake3(body).digest()
+    data[BLOCK - 32 : BLOCK] = (
+        ClusterKeys(rng.randbytes(32)).of_header(body) if rng.random() < 0.5 else blake3(body).digest()
+    )
     paths[0].write_bytes(data)
     return 1
 

@@ -21,6 +21,7 @@ import pytest
 
 from tests.faults.corruption import corrupt, corrupt_in_process
 from tests.faults.damage import KINDS
+from tests.kvstore.forgeries import flip_bits, subjects
 
 SEED = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
 #: Each of these does its part of the 100,000.
@@ -39,6 +40,19 @@ async def test_two_thousand_random_corruptions_are_each_detected(
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
+def test_a_million_flipped_bits_of_objects_and_records_change_nothing_that_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        parts = list(pool.map(flip_bits, [1_000_000 // PROCESSES] * PROCESSES, range(SEED, SEED + PROCESSES)))
+    noticed = {name: sum(part[name] for part in parts) for name in parts[0]}
+    assert len(noticed) == len(subjects())
+    with capsys.disabled():
+        print(f"\nflips noticed of 1,000,000: {noticed}, seed {SEED}", end="")
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
 async def test_a_hundred_thousand_random_corruptions_are_each_detected(
     free_ports: Callable[[int], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,7 +64,9 @@ async def test_a_hundred_thousand_random_corruptions_are_each_detected(
     ):
         places = [Path(root) / str(i) for i in range(PROCESSES)]
         parts = [
-            loop.run_in_executor(pool, corrupt_in_process, place, free_ports(10), SEED + i, WANTED // PROCESSES, bool(i % 2))
+            loop.run_in_executor(
+                pool, corrupt_in_process, place, free_ports(10), SEED + i, WANTED // PROCESSES, bool(i % 2)
+            )
             for i, place in enumerate(places)
         ]
         seen = reduce(add, await asyncio.gather(*parts))

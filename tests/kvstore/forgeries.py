@@ -78,9 +78,7 @@ def subjects() -> list[Subject]:
         Subject("encrypted chunk", chunk(SECRET).to_bytes(), read_chunk),
         Subject("manifest", encode_manifest(KEYS, manifest), lambda data: decode_manifest(KEYS, path, data)),
         Subject("tombstone", grave, lambda data: decode_tombstone(KEYS, grave_path, data)),
-        Subject(
-            "confirmation", confirmed, lambda data: decode_confirmed(KEYS, confirmed_path("node-0"), data)
-        ),
+        Subject("confirmation", confirmed, lambda data: decode_confirmed(KEYS, confirmed_path("node-0"), data)),
         Subject(
             "session key", encode_key(KEYS, SESSION.tenant, SECRET), lambda data: decode_key(KEYS, SECRET.name, data)
         ),

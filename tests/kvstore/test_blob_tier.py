@@ -110,7 +110,9 @@ async def test_a_read_says_when_it_can_no_longer_be_taken_back_and_not_when_noth
     assert await blob.read(SHAPE, wanted(arena, write, range(5)), {}, lambda: entered.append("came")) == {}
     assert set(
         (
-            await blob.read(SHAPE, wanted(arena, written(arena, OTHER_KEY), range(5)), {}, lambda: entered.append("nothing"))
+            await blob.read(
+                SHAPE, wanted(arena, written(arena, OTHER_KEY), range(5)), {}, lambda: entered.append("nothing")
+            )
         ).values()
     ) == {Fault.MISSING}
     assert entered == ["came"]

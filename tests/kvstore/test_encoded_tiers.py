@@ -29,7 +29,19 @@ from kvstore.writeback import WriteBack
 from runtime.clock import RealClock
 from runtime.service import Tasks
 from tests.kvstore.fake_codec import STUBBORN, Upper, lossy, with_upper, without
-from tests.kvstore.tier_harness import KEY, KEYS, MIB, OTHER_KEY, SHAPE, arena, assert_same, digests, object_of, wanted, written
+from tests.kvstore.tier_harness import (
+    KEY,
+    KEYS,
+    MIB,
+    OTHER_KEY,
+    SHAPE,
+    arena,
+    assert_same,
+    digests,
+    object_of,
+    wanted,
+    written,
+)
 
 __all__ = ["arena"]
 
@@ -188,7 +200,11 @@ async def test_an_encoded_object_is_found_and_read_by_every_node_that_has_the_co
     assert await writer.write(KEY, SHAPE.fingerprint, stored.to_bytes(), stored.header)
     found = await reader.probe(KEY, SHAPE.fingerprint)
     assert found is not None and found.checksums == stored.header.checksums
-    for tier in (writer, reader, BlobTier(store, arena, KEYS, with_upper())):  # the last one knows nothing of its layout
+    for tier in (
+        writer,
+        reader,
+        BlobTier(store, arena, KEYS, with_upper()),
+    ):  # the last one knows nothing of its layout
         for layers in (range(5), range(1), range(2, 4)):
             pieces = wanted(arena, write, layers, sums=found.checksums)
             sums: dict[int, int] = {}
@@ -222,9 +238,7 @@ async def test_a_flipped_bit_of_an_encoded_object_is_that_pieces_fault_only(aren
     data[stored.header.layout.offsets[1] + 3] ^= 8
     tier = BlobTier(store, arena, KEYS, with_upper())
     await tier.write(KEY, SHAPE.fingerprint, bytes(data), stored.header)
-    assert await tier.read(SHAPE, wanted(arena, write, range(5), sums=stored.header.checksums)) == {
-        1: Fault.CORRUPT
-    }
+    assert await tier.read(SHAPE, wanted(arena, write, range(5), sums=stored.header.checksums)) == {1: Fault.CORRUPT}
 
 
 @pytest.mark.parametrize("ssd_codec", [None, Upper()], ids=["raw", "upper"])

@@ -81,9 +81,7 @@ async def test_a_hint_returns_the_note_that_only_its_worker_may_read(make_stack)
 async def erase(scheduler: FakeScheduler, name: str) -> None:
     """Erase on node 0 and wait until that is verified."""
     await scheduler.tell("node-0", erase=wire_session(name))
-    await scheduler.wait(
-        lambda s: any(e.session.session_id == name and e.verified for e in s.erased.get("node-0", []))
-    )
+    await scheduler.wait(lambda s: any(e.session.session_id == name and e.verified for e in s.erased.get("node-0", [])))
 
 
 async def test_a_chunk_whose_first_session_was_erased_is_recomputed_and_saved_for_the_other(make_stack):

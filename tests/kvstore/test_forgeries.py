@@ -130,7 +130,11 @@ def test_a_record_is_believed_under_its_own_name_and_of_this_cluster_only():
 def test_a_session_key_opens_under_its_own_name_tenant_and_cluster_only():
     data = encode_key(KEYS, "tenant", SECRET)
     assert decode_key(KEYS, SECRET.name, data) == SECRET
-    for name in (SECRET.name._replace(life=9), SECRET.name._replace(number=b"another."), KeyName(bytes(16), 3, bytes(8))):
+    for name in (
+        SECRET.name._replace(life=9),
+        SECRET.name._replace(number=b"another."),
+        KeyName(bytes(16), 3, bytes(8)),
+    ):
         with pytest.raises(PieceLost):
             decode_key(KEYS, name, data)
     with pytest.raises(PieceLost):

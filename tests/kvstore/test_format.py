@@ -15,12 +15,12 @@ from kvstore.tiers.format import (
     BLOCK,
     Header,
     Layout,
+    Seal,
     decode_header,
     encode_header,
     header_bytes,
     object_bytes,
     piece_offset,
-    Seal,
     raw_layout,
 )
 from kvstore.tiers.key_names import KeyName

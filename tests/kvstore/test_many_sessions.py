@@ -22,9 +22,9 @@ from kvstore.core.named import Named
 from kvstore.core.store import Store
 from kvstore.tiers.blob import BlobTier, chunk_path
 from kvstore.tiers.manifests import encode_manifest, manifest_path
-from kvstore.tiers.tombstones import Listing
 from kvstore.tiers.objects import Objects
 from kvstore.tiers.older_formats import OlderFormats
+from kvstore.tiers.tombstones import Listing
 from runtime.clock import RealClock
 from tests.kvstore.tier_harness import KEYS
 

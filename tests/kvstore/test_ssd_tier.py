@@ -19,7 +19,19 @@ from kvstore.tiers.file_io import ThreadFileIo, direct_works
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.ssd import SsdTier
 from tests.kvstore.fake_tiers import FakeFileIo
-from tests.kvstore.tier_harness import KEY, KEYS, MIB, OTHER_KEY, SHAPE, arena, assert_same, digests, file_io, wanted, written
+from tests.kvstore.tier_harness import (
+    KEY,
+    KEYS,
+    MIB,
+    OTHER_KEY,
+    SHAPE,
+    arena,
+    assert_same,
+    digests,
+    file_io,
+    wanted,
+    written,
+)
 
 __all__ = ["arena", "file_io"]
 
