@@ -2,8 +2,8 @@
 
 `manifests/<tenant>/<session>`, `tombstones/<tenant>/<session>/<its digest>` and `confirmed/<node>`: magic,
 authenticator, msgpack. The authenticator is a keyed hash of the object's name (of a tombstone: its folder), magic and
-content, so that nothing else in the bucket is believed (cluster_keys.py). Names are escaped so that no session or tenant
-can name a path outside its folder; the true names are inside the object.
+content, so that nothing else in the bucket is believed (cluster_keys.py). Names are escaped so that no session or
+tenant can name a path outside its folder; the true names are inside the object.
 """
 
 from __future__ import annotations

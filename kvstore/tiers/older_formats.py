@@ -8,6 +8,7 @@ KEPT_S: by then no store of that format should run.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 
@@ -40,12 +41,19 @@ class OlderFormats:
             old = dict(chunks)
             with contextlib.suppress(FileNotFoundError):
                 old |= _named(await self._objects.get(path))
-            for key, fingerprint in old.items():
-                await self._objects.forget(f"chunks/{folder_name(fingerprint)}/{key.hex()}")
+            if old and await self._has_chunks():
+                names = (f"chunks/{folder_name(fingerprint)}/{key.hex()}" for key, fingerprint in old.items())
+                await asyncio.gather(*map(self._objects.forget, names))
             await self._objects.delete(path)
             return await self._objects.has(path) is False
         except Exception:
             return False
+
+    async def _has_chunks(self) -> bool:
+        async for page in self._objects.names("chunks/"):
+            if page:
+                return True
+        return False
 
     async def sweep(self, now_s: float) -> int:
         """Delete what is older than KEPT_S by the store's clock. Returns the number of objects. Raises when the store

@@ -43,7 +43,7 @@ from tests.kvstore.tier_harness import KEY, KEYS, OTHER_KEY, SHAPE, arena, objec
 __all__ = ["arena"]
 
 SEED = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
-STRANGER = ClusterKeys(b"another cluster's secret")
+OTHER_CLUSTER = ClusterKeys(b"another cluster's secret")
 SECRETS = pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "encrypted"])
 
 
@@ -57,7 +57,7 @@ def test_ten_thousand_flipped_bits_are_noticed_wherever_they_are():
 @SECRETS
 def test_a_header_of_another_cluster_is_refused_although_its_digests_are_right(secret):
     good = chunk(secret)
-    forged = StoredChunk(good.header, encode_header(STRANGER, good.header), good.pieces)
+    forged = StoredChunk(good.header, encode_header(OTHER_CLUSTER, good.header), good.pieces)
     assert read_chunk(good.to_bytes())
     with pytest.raises(PieceLost, match="authenticator"):
         read_chunk(forged.to_bytes())
@@ -115,16 +115,16 @@ def test_a_record_is_believed_under_its_own_name_and_of_this_cluster_only():
         with pytest.raises(PieceLost):
             decode_manifest(KEYS, path, data)
     with pytest.raises(PieceLost):
-        decode_manifest(KEYS, manifest_path(SESSION), encode_manifest(STRANGER, manifest))
+        decode_manifest(KEYS, manifest_path(SESSION), encode_manifest(OTHER_CLUSTER, manifest))
     with pytest.raises(PieceLost):
         decode_tombstone(KEYS, tombstone_path(other, grave), grave)
-    forged = encode_tombstone(STRANGER, tombstone)
+    forged = encode_tombstone(OTHER_CLUSTER, tombstone)
     with pytest.raises(PieceLost):
         decode_tombstone(KEYS, tombstone_path(SESSION, forged), forged)
     with pytest.raises(PieceLost):
         decode_confirmed(KEYS, confirmed_path("node-1"), encode_confirmed(KEYS, "node-0", names))
     with pytest.raises(PieceLost):
-        decode_confirmed(KEYS, confirmed_path("node-0"), encode_confirmed(STRANGER, "node-0", names))
+        decode_confirmed(KEYS, confirmed_path("node-0"), encode_confirmed(OTHER_CLUSTER, "node-0", names))
 
 
 def test_a_session_key_opens_under_its_own_name_tenant_and_cluster_only():
@@ -138,14 +138,14 @@ def test_a_session_key_opens_under_its_own_name_tenant_and_cluster_only():
         with pytest.raises(PieceLost):
             decode_key(KEYS, name, data)
     with pytest.raises(PieceLost):
-        decode_key(STRANGER, SECRET.name, data)
+        decode_key(OTHER_CLUSTER, SECRET.name, data)
     with pytest.raises(PieceLost):
         decode_key(KEYS, SECRET.name, data.replace(b"tenant", b"tenanu"))
 
 
 async def test_forged_records_in_the_bucket_are_not_there_for_a_store(arena):
     store = MemoryStore()
-    ours, theirs = BlobTier(store, arena, KEYS), BlobTier(store, arena, STRANGER)
+    ours, theirs = BlobTier(store, arena, KEYS), BlobTier(store, arena, OTHER_CLUSTER)
     manifest = forgeries.Manifest(SESSION, "m", SMALL.fingerprint, [KEY], 64, 1.0)
     assert await theirs.put_manifest(manifest)
     assert await theirs.tombstones.put(Tombstone(SESSION, 4, {}))
@@ -162,7 +162,7 @@ async def test_forged_records_in_the_bucket_are_not_there_for_a_store(arena):
 async def test_a_forged_file_or_object_is_deleted_and_not_served(tmp_path, arena):
     write = written(arena)
     data = object_of(arena, write)
-    header = encode_header(STRANGER, replace(chunk(None).header, key=KEY))
+    header = encode_header(OTHER_CLUSTER, replace(chunk(None).header, key=KEY))
     forged = header + data[len(header) :]
     blob = BlobTier(MemoryStore(), arena, KEYS)
     await blob.write(KEY, SHAPE.fingerprint, forged)

@@ -158,6 +158,6 @@ async def test_keys_of_unknown_sessions_are_swept_at_the_second_sweep_that_finds
     named, orphan = await made(keys, A), await made(keys, B)
     known = Named()
     known.add(keys.tags([A]))
-    assert [await keys.sweep(known, 0.0) for _ in range(3)] == [0, 0, 0], "those are too young"
+    assert [await keys.sweep(known, 0.0) for _ in range(3)] == [0, 0, 0], "those are not old enough"
     assert [await keys.sweep(known, 1e12) for _ in range(3)] == [0, 1, 0]
     assert await paths(objects) == {named.name.path} and orphan.name.path not in await paths(objects)
