@@ -90,7 +90,7 @@ class Attachment:
         elif kind == "turn":
             manifest = manifest_from_wire(message.turn.manifest)
             if all(len(key) == KEY_BYTES for key in manifest.keys):
-                node.handle(ev.TurnEnded(manifest, now, self.owner))
+                node.handle(ev.TurnEnded(node.notes.sealed(manifest), now, self.owner))
         elif kind == "hbm":
             self._told(message.hbm, now)
         else:

@@ -94,6 +94,7 @@ class Erasing:
         is_open = list(self._journal.open.values())
         node.handle(ev.ErasuresReplayed(is_open, self._journal.floor, node.clock.now()))
         for erasure in is_open:
+            node.write_back.delete_keys(erasure.tombstone.session, erasure.tombstone.number)
             self._noted[erasure.tombstone.session] = _done(True)
             self._pursue(erasure.tombstone.session, known=True)
         if is_open:
@@ -164,6 +165,8 @@ class Erasing:
         gone."""
         node, begun = self._node, self._node.clock.now()
         found, tombstones = await self._ask(session)
+        if found is not ev.Fault.UNAVAILABLE:
+            await node.older.erase(session, {})
         if isinstance(found, Manifest):
             node.handle(ev.ManifestFetched(session, found, node.clock.now()))
         index, erasure = node.store.index, node.store.erasure
@@ -284,6 +287,10 @@ class Erasing:
         if found is ev.Fault.UNAVAILABLE or (isinstance(found, Manifest) and over) or found is ev.Fault.CORRUPT:
             left["blob"] += 1
         if not await node.blob.tombstones.has(tombstone):
+            left["blob"] += 1
+        if not await node.blob.session_keys.are_gone(session, grave.number):
+            left["blob"] += 1
+        if not await node.older.erase(session, tombstone.chunks):
             left["blob"] += 1
         if left["blob"] and again:
             keys = [key for key in tombstone.chunks if key not in node.store.index.names]

@@ -58,6 +58,12 @@ POINTS: Mapping[str, Point] = {
         "a turn has ended, and the blob tier has the session's older manifest or none", errors=True
     ),
     "manifest.after_put": Point("a manifest names chunks that may be in no durable tier yet", errors=True),
+    "key.before_put": Point(
+        "chunks on the SSD are encrypted with a session's key that only this process knows", errors=True
+    ),
+    "key.after_put": Point("the blob tier has a session's key and no chunk of it", errors=True),
+    "key.before_delete": Point("a session is forgotten here, and the blob tier still has its key", errors=True),
+    "key.after_delete": Point("a session's key is gone, and everything else of it is there", errors=True),
     "tombstone.before_put": Point("the journal has an erasure of which the blob tier knows nothing", errors=True),
     "tombstone.after_put": Point("the blob tier has a session's tombstone and its manifest and chunks", errors=True),
     "erase.before": Point("the other sessions are known anew, and nothing of the session to erase is forgotten"),

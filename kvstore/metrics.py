@@ -42,6 +42,12 @@ _LABELLED = {
         "checksum_failures", "Pieces whose bytes were not what was written, by where they came from", "source"
     ),
     "medium_errors": _counter("medium_errors", "Pieces that a device reported an error for", "source"),
+    "erased_pieces": _counter(
+        "erased_pieces", "Encrypted pieces whose session's key was erased, by where they were", "source"
+    ),
+    "locked_pieces": _counter(
+        "locked_pieces", "Encrypted pieces whose session's key could not be read at the time, by source", "source"
+    ),
     "missing_pieces": _counter("missing_pieces", "Pieces that were not where they were known to be", "source"),
 }
 _USED = Gauge(

@@ -20,16 +20,19 @@ from kvstore.core.store import Store
 from kvstore.erasing import Erasing
 from kvstore.failpoints import reach
 from kvstore.metrics import count, log
+from kvstore.notes import Notes
 from kvstore.owners import Attached, Owner
 from kvstore.peers import Peers
 from kvstore.reading import Reading
 from kvstore.sizes import Sizes
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
-from kvstore.tiers.objects import open_store
+from kvstore.tiers.objects import Objects, open_store
+from kvstore.tiers.older_formats import OlderFormats
 from kvstore.tiers.populate import Populating
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.tombstones import Listing as Tombstones
@@ -41,6 +44,7 @@ from kvstore.trials import try_tier
 from kvstore.writeback import WriteBack
 from runtime.clock import Clock
 from runtime.config import Config
+from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.sections import GIB
 from runtime.service import Tasks
@@ -66,10 +70,13 @@ class StoreNode:
         self._tasks = tasks
         self.background = tasks.start  #: starts a task that is cancelled at stop
         self._lock = lock
+        keys = ClusterKeys(cluster_secret(config.data))
         codecs = Codecs()
         ssd_codec = codecs.configured("kv.ssd_codec", config.kv.ssd_codec)
         blob_codec = codecs.configured("kv.blob_codec", config.kv.blob_codec)
-        blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
+        place = config.kv.blob_url, config.kv.blob_options, config.data / "blob"
+        blob_store = open_store(*place)
+        self.older = OlderFormats(Objects(open_store(*place, root="")))
         self.arena = Arena(self.places.arena_stem, int(config.kv.dram_gib * GIB), config.kv.hugepages)
         self.pages = Populating(self.arena.address, self.arena.size_bytes)
         self.store = Store(
@@ -81,25 +88,30 @@ class StoreNode:
             default_quota_bytes=int(config.kv.default_tenant_quota_gib * GIB),
             quota_bytes={tenant: int(gib * GIB) for tenant, gib in config.kv.tenant_quota_gib.items()},
         )
+        self.blob = BlobTier(blob_store, self.arena, keys, codecs)
         self.ssd = SsdTier(
             self.places.ssd,
             self.arena,
+            keys,
             make_file_io(config.kv.file_io, self.arena, f"{self.name}-reads"),
             make_file_io(config.kv.file_io, self.arena, f"{self.name}-writes"),
             config.kv.direct_io,
-            EncodedFiles(self.arena, codecs, ssd_codec),
+            EncodedFiles(self.arena, keys, codecs, ssd_codec, self.blob.session_keys.known),
         )
-        self.blob = BlobTier(blob_store, self.arena, codecs)
-        self.reading = Reading(self.ssd, self.blob, clock, self.handle, self.fail)
+        self.reading = Reading(self.ssd, self.blob, clock, self.handle, self.fail, tasks)
         self.leased = LeasedRanges()
         self.sizes = Sizes(config, self.places.ssd)
         spaces = self.sizes.ssd_space, self.sizes.blob_space
-        self.write_back = WriteBack(self.ssd, self.blob, self.arena, clock, self.handle, tasks, blob_codec, *spaces)
+        owner_of = self.store.owner_of if config.kv.encrypt else None
+        self.write_back = WriteBack(
+            self.ssd, self.blob, self.arena, keys, clock, self.handle, tasks, blob_codec, *spaces, owner_of
+        )
         self.owners: dict[str, Owner] = {}
         self.workers: dict[str, Attached] = {}
         self.peers: Peers
         self.transport: Transport
         self.erasing = Erasing(self, tasks)
+        self.notes = Notes(self, tasks, encrypts=config.kv.encrypt)
         self._recovered = False
         #: What the SSD holds, while tombstones have not been read; it is not served until then.
         self._held_back: Sequence[ev.FoundCopy] | None = None
@@ -297,9 +309,7 @@ class StoreNode:
                 if owner is not None:
                     owner.answer(instruction)
             case do.Offer():
-                for worker in self.workers.values():
-                    if worker.device == instruction.device and instruction.fingerprint in worker.fingerprints:
-                        worker.tell(instruction)
+                self.notes.offer(instruction)
             case do.TellInvalid() | do.TellErase():
                 for worker in self.workers.values():
                     worker.tell(instruction)
@@ -328,6 +338,8 @@ class StoreNode:
                 self.erasing.note(instruction.erasure)
             case do.PutTombstone():
                 self.write_back.put_tombstone(instruction.tombstone)
+            case do.DeleteKeys():
+                self.write_back.delete_keys(instruction.session, instruction.number)
             case do.DeleteManifest():
                 self.write_back.delete_manifest(instruction.session)
             case do.FetchManifest():
@@ -367,7 +379,7 @@ class StoreNode:
             self._ask_peer(question)
 
     async def _fetch_manifest(self, session: SessionKey) -> None:
-        manifest = await self.blob.get_manifest(session)
+        manifest, _ = await asyncio.gather(self.blob.get_manifest(session), self.blob.session_keys.learn(session))
         self.handle(ev.ManifestFetched(session, manifest, self.clock.now()))
 
     # ---- sessions

@@ -18,8 +18,10 @@ from kvstore.mailbox import Mailbox
 from kvstore.metrics import BYTES_READ
 from kvstore.peers import Peers
 from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.key_names import KeyName
 from kvstore.tiers.ssd import SsdTier
 from runtime.clock import Clock
+from runtime.service import Tasks
 
 
 class Reading:
@@ -35,7 +37,9 @@ class Reading:
         clock: Clock,
         report: Callable[[ev.Event], None],
         failed: Callable[[Exception], None],
+        tasks: Tasks,
     ) -> None:
+        self._tasks = tasks
         self._ssd = ssd
         self._blob = blob
         self._clock = clock
@@ -65,14 +69,31 @@ class Reading:
         self._fetched(fetch, stall, sums, faults)
 
     def from_ssd(self, fetch: do.Fetch) -> None:
-        """Read from the SSD: without a task, and with one wake-up of the loop for all reads that ended together."""
+        """Read from the SSD: without a task, unless a key must be read first, and with one wake-up of the loop for all
+        reads that ended together."""
         stall = self._watch(fetch)
         sums: dict[int, int] = {}
         ended = partial(self._fetched, fetch, stall, sums)
         given_up = self._given_up(fetch)
-        self._ssd.begin_read(
-            fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(ended, faults)), sums, given_up
-        )
+        name = self._ssd.encoded.key_name(fetch.pieces[0].key)
+
+        def begin() -> None:
+            self._ssd.begin_read(
+                fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(ended, faults)), sums, given_up
+            )
+
+        if name is None or self._blob.session_keys.known(name) is not None:
+            begin()
+        else:
+            self._tasks.start(self._with_key(name, begin, lambda fault: ended(_all(fetch, fault))), "session-key")
+
+    async def _with_key(self, name: KeyName, begin: Callable[[], None], failed: Callable[[ev.Fault], None]) -> None:
+        """Begin a read of the SSD once the session's key is known."""
+        found = await self._blob.session_keys.find(name)
+        if isinstance(found, ev.Fault):
+            failed(ev.Fault.LOCKED if found is ev.Fault.UNAVAILABLE else found)
+        else:
+            begin()
 
     async def _read_blob(self, fetch: do.Fetch, sums: dict[int, int]) -> dict[int, ev.Fault]:
         """Read, unless cancelled before bytes enter the arena."""
@@ -87,7 +108,7 @@ class Reading:
         except asyncio.CancelledError:
             work.cancel()
             raise
-        return dict.fromkeys(range(len(fetch.pieces)), ev.Fault.CANCELLED) if work.cancelled() else work.result()
+        return _all(fetch, ev.Fault.CANCELLED) if work.cancelled() else work.result()
 
     def _given_up(self, fetch: do.Fetch) -> Callable[[], bool]:
         """A function that says whether the fetch was cancelled; thread-safe."""
@@ -108,3 +129,7 @@ class Reading:
         good = len(fetch.pieces) - len(faults)
         BYTES_READ.labels(fetch.kind.name.lower()).inc(good * fetch.shape.piece_bytes)
         self._report(ev.FetchDone(fetch.fetch, faults, self._clock.now(), sums))
+
+
+def _all(fetch: do.Fetch, fault: ev.Fault) -> dict[int, ev.Fault]:
+    return dict.fromkeys(range(len(fetch.pieces)), fault)

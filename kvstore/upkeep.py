@@ -207,10 +207,11 @@ async def sweep_once(node: StoreNode, grace_s: float) -> None:
     """One round: delete chunks that were also orphans in the last round; in blob only those older than the grace
     time."""
     began = node.clock.wall()
-    named = Named()
+    named, sessions, session_keys = Named(), Named(), node.blob.session_keys
 
     def look(page: Sequence[Manifest]) -> None:
         named.add([key for m in page if m.session not in node.store.index.manifests for key in m.keys])
+        sessions.add(session_keys.tags([m.session for m in page]))
 
     tombstones = await node.heed_tombstones()
     await confirm(node, tombstones)
@@ -225,5 +226,8 @@ async def sweep_once(node: StoreNode, grace_s: float) -> None:
                     ev.OldChunksListed(fingerprint, keys[start : start + _CHUNKS_AT_ONCE], node.clock.now(), named)
                 )
                 await asyncio.sleep(0)
+        sessions.add(session_keys.tags([*node.store.index.manifests, *node.store.index.claims]))
+        count("session_keys_removed", await session_keys.sweep(sessions, began - grace_s))
+        count("older_objects_removed", await node.older.sweep(began))
     except Exception as e:
         log.warning("not all of the blob tier's chunks could be listed", error=repr(e))

@@ -22,10 +22,14 @@ from kvstore.failpoints import reach
 from kvstore.metrics import BYTES_WRITTEN
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codec import Codec
 from kvstore.tiers.durability import write_outcome
 from kvstore.tiers.encoded import encode_chunk, views
-from kvstore.tiers.format import RAW, Header, raw_layout
+from kvstore.tiers.format import RAW, Header
+from kvstore.tiers.key_names import KeyName
+from kvstore.tiers.sealing import SessionSecret
+from kvstore.tiers.session_keys import NOBODY
 from kvstore.tiers.space import Space
 from kvstore.tiers.ssd import SsdTier
 from runtime.clock import Clock
@@ -37,6 +41,8 @@ _BLOB_CONCURRENCY = 4
 _RETRY_S = (0.5, 2.0)
 _MANIFESTS_OWED = 10_000
 
+#: A session, and the number of its life.
+Life = tuple[SessionKey, int]
 T = TypeVar("T")
 
 
@@ -48,17 +54,23 @@ class WriteBack:
         ssd: SsdTier,
         blob: BlobTier,
         arena: Arena,
+        keys: ClusterKeys,
         clock: Clock,
         report: Callable[[Event], None],
         tasks: Tasks,
         blob_codec: Codec | None = None,
         ssd_space: Space | None = None,
         blob_space: Space | None = None,
+        owner_of: Callable[[bytes], Life | None] | None = None,
     ) -> None:
         """blob_codec: for new objects; None: raw. ssd_space, blob_space: the tiers' disks; None: they never lack
-        room."""
+        room. owner_of: the session that a chunk is encrypted for, None if there is none; without it, nothing is
+        encrypted."""
         self._ssd_space, self._blob_space = ssd_space, blob_space
         self._blob_codec = blob_codec
+        self._cluster_keys = keys
+        self._keys = blob.session_keys
+        self._owner_of = owner_of
         self._ssd = ssd
         self._blob = blob
         self._arena = arena
@@ -109,21 +121,27 @@ class WriteBack:
             if not writes:
                 await loop.run_in_executor(self._thread, self._delete, [d for d in group if isinstance(d, DeleteSsd)])
                 continue
-            done = await loop.run_in_executor(self._thread, self._write, writes)
+            secrets = {w.key: secret for w in writes if (secret := self._secret(w.key)) is not None}
+            headers: dict[bytes, Header] = {}
+            done = await loop.run_in_executor(self._thread, self._write, writes, secrets, headers)
             reach("ssd.before_report")
             for write, outcome in zip(writes, done, strict=True):
-                ok = outcome is Wrote.OK
-                header = self._ssd.encoded.header(write.key) if ok else None
-                size = write.shape.chunk_bytes if header is None else sum(header.layout.lengths)
-                BYTES_WRITTEN.labels("ssd").inc(size if ok else 0)
-                of_copy = (header.checksums, header.layout.object_bytes) if header is not None else ((), 0)
-                self._report(SsdWritten(write.key, outcome, self._clock.now(), *of_copy))
+                sums: tuple[int, ...] = ()
+                encoded_bytes = 0
+                if outcome is Wrote.OK:
+                    header = headers[write.key]
+                    BYTES_WRITTEN.labels("ssd").inc(sum(header.layout.lengths))
+                    sums = header.checksums
+                    encoded_bytes = header.layout.object_bytes if header.layout.codec != RAW else 0
+                self._report(SsdWritten(write.key, outcome, self._clock.now(), sums, encoded_bytes))
 
-    def _write(self, writes: list[WriteSsd]) -> list[Wrote]:
+    def _write(
+        self, writes: list[WriteSsd], secrets: dict[bytes, SessionSecret], headers: dict[bytes, Header]
+    ) -> list[Wrote]:
         if self._ssd_space is not None and self._ssd_space.lacks(sum(w.shape.chunk_bytes for w in writes)):
             return [Wrote.RESERVED] * len(writes)
         try:
-            return self._ssd.write(writes)
+            return self._ssd.write(writes, secrets, headers)
         except OSError as e:
             return [write_outcome(e)] * len(writes)
 
@@ -142,6 +160,8 @@ class WriteBack:
                 else:
                     self._disk.put_nowait(work)
         if tier is TierChannel.BLOB_WRITE and up:
+            for name in list(self._keys.unstored):
+                self._store_key(name)
             for manifest in list(self._owed_manifests.values()):
                 self.put_manifest(manifest)
 
@@ -175,8 +195,10 @@ class WriteBack:
                 if TierChannel.BLOB_WRITE in self._away:
                     break
                 try:
-                    data, header = await asyncio.to_thread(self._object, work)
-                    ok = await self._blob.write(work.key, work.shape.fingerprint, data, header)
+                    data, header = await asyncio.to_thread(self._object, work, self._secret(work.key))
+                    # Without its key nobody could read it.
+                    ok = header.seal is None or await self._is_stored(header.seal.key)
+                    ok = ok and await self._blob.write(work.key, work.shape.fingerprint, data, header)
                     sums, size = header.checksums, sum(header.layout.lengths)
                 except (PieceLost, OSError):
                     readable, pause = False, 0.0
@@ -188,21 +210,63 @@ class WriteBack:
         outcome = Wrote.OK if ok else Wrote.FAILED if tried else Wrote.NOT_TRIED
         self._report(BlobWritten(work.key, outcome, self._clock.now(), sums))
 
-    def _object(self, work: WriteBlob) -> tuple[Path | bytes, Header]:
-        """What to store, with its header: the SSD's file if it has the blob tier's codec. Raises PieceLost, OSError."""
+    def _object(self, work: WriteBlob, secret: SessionSecret | None) -> tuple[Path | bytes, Header]:
+        """What to store, with its header: the SSD's file if it has the blob tier's codec, and is encrypted if it should
+        be. Raises PieceLost, OSError."""
         if work.offsets:
+            pieces = views(self._arena, work.shape, work.offsets)
             stored = encode_chunk(
-                work.key, work.shape, views(self._arena, work.shape, work.offsets), work.checksums, self._blob_codec
+                self._cluster_keys, work.key, work.shape, pieces, work.checksums, self._blob_codec, secret
             )
             return stored.to_bytes(), stored.header
+        header = self._ssd.header(work.key, work.shape.fingerprint)
         path = self._ssd.path(work.key, work.shape.fingerprint)
-        header = self._ssd.encoded.header(work.key) or Header(
-            work.key, work.shape, raw_layout(work.shape), work.checksums
-        )
-        if header.layout.codec == (self._blob_codec.name if self._blob_codec is not None else RAW):
+        codec = self._blob_codec.name if self._blob_codec is not None else RAW
+        if header.layout.codec == codec and (header.seal is not None or secret is None):
             return path, header
-        stored = self._ssd.encoded.convert(path, header, self._blob_codec)
+        stored = self._ssd.encoded.convert(path, header, self._blob_codec, secret)
         return stored.to_bytes(), stored.header
+
+    # ---- keys
+
+    def _secret(self, key: bytes) -> SessionSecret | None:
+        """The key to encrypt the chunk with; None: it is not encrypted."""
+        if self._owner_of is None:
+            return None
+        return self.secret_of(self._owner_of(key) or (NOBODY, 0))
+
+    def secret_of(self, owner: Life) -> SessionSecret:
+        """The session's key for what is written now. A new one is stored at once."""
+        secret, new = self._keys.current(*owner)
+        if new:
+            self._store_key(secret.name)
+        return secret
+
+    def _store_key(self, name: KeyName) -> asyncio.Task[None] | None:
+        made = self._keys.unstored.get(name)
+        return self._chain(made[0], partial(self._put_key, name)) if made is not None else None
+
+    async def _put_key(self, name: KeyName) -> None:
+        for pause in (*_RETRY_S, 0.0):
+            if TierChannel.BLOB_WRITE in self._away or await self._keys.store(name):
+                return
+            if pause:
+                await self._clock.sleep(pause)
+
+    async def _is_stored(self, name: KeyName) -> bool:
+        """Whether the blob tier has the key, after one more try."""
+        writing = self._store_key(name)
+        if writing is not None:
+            await asyncio.wait([writing])
+        return name not in self._keys.unstored
+
+    def delete_keys(self, session: SessionKey, number: int) -> None:
+        """Forget the keys of the session's lives below `number` now, and queue their deletion in the blob tier."""
+        self._keys.forget(session, number)
+        self._chain(session, partial(self._delete_keys, session, number))
+
+    async def _delete_keys(self, session: SessionKey, number: int) -> None:
+        await self._keys.erase(session, number)
 
     # ---- manifests
 
@@ -242,8 +306,9 @@ class WriteBack:
         self._chain(session, partial(self._blob.delete_manifest, session))
 
     def erase_again(self, tombstone: Tombstone, keys: list[bytes], *, manifest: bool) -> None:
-        """Queue the tombstone and the deletion of these chunks, and of the manifest if `manifest`, again: the blob tier
-        may have failed before."""
+        """Queue the tombstone and the deletion of the session's keys and of these chunks, and of the manifest if
+        `manifest`, again: the blob tier may have failed before."""
+        self.delete_keys(tombstone.session, tombstone.number)
         self.put_tombstone(tombstone)
         if manifest:
             self.delete_manifest(tombstone.session)
@@ -252,7 +317,7 @@ class WriteBack:
 
     # ---- order
 
-    def _chain(self, key: object, work: Callable[[], Awaitable[None]]) -> None:
+    def _chain(self, key: object, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         before = self._last.get(key)
 
         async def run() -> None:
@@ -264,6 +329,7 @@ class WriteBack:
 
         task = self._tasks.start(run(), "write-back")
         self._last[key] = task
+        return task
 
     @property
     def pending(self) -> int:

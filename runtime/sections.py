@@ -109,6 +109,9 @@ class KvSection(BaseModel):
     #: Codecs of the SSD and the blob tier; all but raw lose precision and need the extra [lmcache]: docs/design/0006.
     ssd_codec: Literal["raw", "fp8", "k16v8", "cachegen"] = "raw"
     blob_codec: Literal["raw", "fp8", "k16v8", "cachegen"] = "raw"
+    #: Whether new chunks on the SSD and in blob are encrypted, each session's with a key of its own. Others stay
+    #: readable: docs/design/0040.
+    encrypt: bool = False
 
 
 class WorkerSection(BaseModel):

@@ -20,11 +20,12 @@ from typing import Any
 import aiohttp
 from transformers import AutoTokenizer
 
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.format import BLOCK, decode_header
 from loadtest.client import Endpoint, Outcome, ask
 from loadtest.stack import Stack, StackError
 from runtime.clock import RealClock
-from runtime.config_file import load_config
+from runtime.config_file import cluster_secret, load_config
 
 ANSWER_TOKENS = 64
 HBM_GIB, DRAM_GIB = 0.25, 0.25
@@ -84,9 +85,9 @@ def run_arm(codec: str, asked: Sequence[Question], model: Path, dtype: str, dire
         asyncio.run(speak(stack, list(longest.values()), 1, concurrency))
         stack.stop()
         bare = directory / "blob-without-chunks"
-        shutil.copytree(stack.data / "blob" / "manifests", bare / "manifests")
+        shutil.copytree(stack.data / "blob" / "v3" / "manifests", bare / "manifests")
         stack.start({**settings, "kv": {**settings["kv"], "blob_url": bare.as_uri()}})
-        measure_files(arm, stack.data / "node-0" / "ssd")
+        measure_files(arm, stack.data / "node-0" / "ssd", ClusterKeys(cluster_secret(stack.data)))
         outcomes = asyncio.run(speak(stack, asked, ANSWER_TOKENS, concurrency))
         arm.read_bytes = read_bytes(stack)
     arm.texts = [o.text for o in outcomes]
@@ -116,11 +117,11 @@ async def speak(stack: Stack, asked: Sequence[Question], tokens: int, concurrenc
         return list(await asyncio.gather(*(one(q) for q in asked)))
 
 
-def measure_files(arm: Arm, root: Path) -> None:
+def measure_files(arm: Arm, root: Path, keys: ClusterKeys) -> None:
     """Add up the SSD's files by their headers into `arm`. Raises StackError for another codec."""
     for path in (p for p in root.rglob("*") if p.is_file()):
         with path.open("rb") as file:
-            header = decode_header(file.read(BLOCK))
+            header = decode_header(keys, file.read(BLOCK))
         if header.layout.codec != arm.codec:
             raise StackError(f"{path.name} is {header.layout.codec} where {arm.codec} was configured")
         arm.stored_bytes += sum(header.layout.lengths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from contracts.kv import KvShape
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.cluster_keys import ClusterKeys
 
 #: The 131 M parameter model of the other benchmarks: 12 layers, pieces of 64 KiB, chunks of 768 KiB.
 SHAPE = KvShape.of_heads(b"131m".ljust(32, b"."), 12, 4, 64, 64, "bfloat16")
 #: An 8 B parameter model of the Llama family: 32 layers, pieces of 256 KiB, chunks of 8 MiB.
 SHAPE_8B = KvShape.of_heads(b"8b".ljust(32, b"."), 32, 8, 128, 64, "bfloat16")
 GB = 1e9
+KEYS = ClusterKeys(b"secret of the benches")
 # Must precede any agent; without it the store does not use NIXL.
 nixl.set_environment("lo")
 #: Keeps agents and their arenas alive until the process ends: an arena must not be freed before its agent.
@@ -51,11 +53,14 @@ def chunks(of: Arena, shape: KvShape, count: int, tag: int = 0) -> list[WriteSsd
     return made
 
 
-def bands(writes: Sequence[WriteSsd], layers: int, base: int = 0) -> list[tuple[FetchPiece, ...]]:
-    """Reads of `layers` neighbouring layers each, in the store's order: the lowest layers of all chunks first."""
+def bands(
+    writes: Sequence[WriteSsd], layers: int, base: int = 0, sums: Mapping[bytes, Sequence[int]] | None = None
+) -> list[tuple[FetchPiece, ...]]:
+    """Reads of `layers` neighbouring layers each, in the store's order: the lowest layers of all chunks first. sums: by
+    chunk, of the copy that is read; by default the arena's."""
     return [
         tuple(
-            FetchPiece(w.key, layer, base + w.offsets[layer], 0, w.checksums[layer])
+            FetchPiece(w.key, layer, base + w.offsets[layer], 0, (sums[w.key] if sums else w.checksums)[layer])
             for layer in range(first, first + layers)
         )
         for first in range(0, writes[0].shape.layers, layers)

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from ground import GB, SHAPE, arena, bands, chunks
+from ground import GB, KEYS, SHAPE, arena, bands, chunks
 from pairs import Figure, Pair, compare
-from ssd_rates import read_by_store, write_by_store
+from ssd_rates import read_by_store, sums_of, write_by_store
 from wire import ROOT, Stores, Worker
 
 from contracts.ids import SessionKey
+from kvstore.core.events import Wrote
 from kvstore.tiers import nixl
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.ssd import SsdTier
@@ -116,11 +117,13 @@ def beside_lmcache(scratch: Path, python: Path, repetitions: int) -> list[Pair |
         tier = SsdTier(
             scratch / "ssd",
             memory,
+            KEYS,
             make_file_io("auto", memory, "ours-reads"),
             make_file_io("auto", memory, "ours-writes"),
             "auto",
         )
-        reads = bands(writes, SHAPE.layers, base=amount)
+        assert set(tier.write(writes)) == {Wrote.OK}
+        reads = bands(writes, SHAPE.layers, base=amount, sums=sums_of(tier, writes))
         put = partial(write_by_store, tier, memory, writes, scratch)
         for direct in (1, 0):
             child = Child(python, "lmcache", scratch / f"lmcache-{direct}", count, SHAPE.chunk_bytes, direct)

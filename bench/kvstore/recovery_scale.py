@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-from ground import arena
+from ground import KEYS, arena
 from pairs import Figure, Pair
 
 from contracts.kv import KvShape
 from kvstore.core import events as ev
 from kvstore.core.store import Store
 from kvstore.tiers.file_io import ThreadFileIo
-from kvstore.tiers.format import encode_header, object_bytes
+from kvstore.tiers.format import Header, encode_header, header_bytes, object_bytes, raw_layout
 from kvstore.tiers.ssd import SsdTier
 
 #: Files of 12 KiB: two layers of 4 KiB pieces.
@@ -29,7 +29,7 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
     root = scratch / "recovery"
     found: list[Pair | Figure] = []
     with arena(1 << 20) as memory:
-        tier = SsdTier(root, memory, ThreadFileIo(memory), ThreadFileIo(memory))
+        tier = SsdTier(root, memory, KEYS, ThreadFileIo(memory), ThreadFileIo(memory))
         _fill(tier, count)
         os.sync()
         for name in ("cold", "warm"):
@@ -60,7 +60,9 @@ def _fill(tier: SsdTier, count: int) -> None:
     random = np.random.default_rng(3)
     folder = tier.path(bytes(32), SMALL.fingerprint).parent
     folder.mkdir(parents=True)
-    body = random.bytes(object_bytes(SMALL) - len(encode_header(bytes(32), SMALL, (0, 0))))
+    body = random.bytes(object_bytes(SMALL) - header_bytes(SMALL.layers))
     for i in range(count):
         key = random.bytes(32)
-        tier.path(key, SMALL.fingerprint).write_bytes(encode_header(key, SMALL, (i, i + 1)) + body)
+        tier.path(key, SMALL.fingerprint).write_bytes(
+            encode_header(KEYS, Header(key, SMALL, raw_layout(SMALL), (i, i + 1))) + body
+        )

@@ -12,6 +12,7 @@ HEAD = ("question", "ours", "other", "ratio", "wanted", "note")
 #: A heading for each part of the run.
 PARTS = {
     "ssd": "SSD",
+    "sealed": "Digests and encryption",
     "direct": "O_DIRECT",
     "peer": "A peer's DRAM",
     "load": "Verification of a load",

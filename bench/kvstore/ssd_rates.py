@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from ground import GB, SHAPE, SHAPE_8B, arena, bands, bare_agent, chunks, forget_page_cache
+from ground import GB, KEYS, SHAPE, SHAPE_8B, arena, bands, bare_agent, chunks, forget_page_cache
 from pairs import Figure, Pair, compare
 
 from contracts.kv import KvShape
@@ -26,7 +26,7 @@ from kvstore.mailbox import Mailbox
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
 from kvstore.tiers.file_io import NixlFileIo, make_file_io
-from kvstore.tiers.format import encode_header, object_bytes, piece_offset
+from kvstore.tiers.format import Header, encode_header, object_bytes, piece_offset, raw_layout
 from kvstore.tiers.objects import open_store
 from kvstore.tiers.ssd import SsdTier
 from kvstore.writeback import WriteBack
@@ -57,13 +57,14 @@ def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions:
     with arena(2 * count * shape.chunk_bytes, model[:3].strip()) as memory:
         writes = chunks(memory, shape, count)
         reader, writer = (make_file_io("nixl", memory, f"ours-{what}") for what in ("reads", "writes"))
-        tier = SsdTier(scratch / "ssd", memory, reader, writer, "auto")
+        tier = SsdTier(scratch / "ssd", memory, KEYS, reader, writer, "auto")
         assert set(tier.write(writes)) == {Wrote.OK}
         paths = [tier.path(w.key, shape.fingerprint) for w in writes]
         reads = bands(
             writes,
             len(cut(shape, list(range(shape.layers)), SourceKind.SSD, LoadKind.DEMAND)[0]),
             base=count * shape.chunk_bytes,
+            sums=sums_of(tier, writes),
         )
         bare = BareFiles(bare_agent(f"bare-{model}", "POSIX", memory), memory, f"bare-{model}", shape)
 
@@ -117,6 +118,11 @@ def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions:
     return found
 
 
+def sums_of(tier: SsdTier, writes: Sequence[WriteSsd]) -> dict[bytes, tuple[int, ...]]:
+    """Checksums of the tier's copies."""
+    return {w.key: tier.header(w.key, w.shape.fingerprint).checksums for w in writes}
+
+
 def read_by_store(tier: SsdTier, shape: KvShape, reads: Sequence[tuple[FetchPiece, ...]]) -> float:
     """Seconds by the store's path: its reader threads, the core's depth, completions through the event loop, every
     piece verified."""
@@ -164,8 +170,8 @@ def write_by_store(tier: SsdTier, memory: Arena, writes: Sequence[WriteSsd], scr
             if not left:
                 ended.set_result(None)
 
-        blob = BlobTier(open_store("", {}, scratch / "blob"), memory)
-        back = WriteBack(tier, blob, memory, RealClock(), report, tasks)
+        blob = BlobTier(open_store("", {}, scratch / "blob"), memory, KEYS)
+        back = WriteBack(tier, blob, memory, KEYS, RealClock(), report, tasks)
         back.start()
         begun = time.perf_counter()
         for write in writes:
@@ -258,7 +264,9 @@ class BareFiles:
     def write(self, writes: Sequence[WriteSsd], folder: Path, direct: bool) -> float:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self.header[:] = encode_header(writes[0].key, self.shape, writes[0].checksums)
+        self.header[:] = encode_header(
+            KEYS, Header(writes[0].key, self.shape, raw_layout(self.shape), writes[0].checksums)
+        )
         group = max(1, _GROUP_BYTES // self.shape.chunk_bytes)
         begun = time.perf_counter()
         with ThreadPoolExecutor(SYNC_THREADS) as pool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,10 @@ class Switch:
 
 
 if __name__ == "__main__":
-    switch, verify = Switch(Path(os.environ[FILE])), ssd_reads.verify
+    switch, verify = Switch(Path(os.environ[FILE])), ssd_reads.verify_stored
 
-    def _perhaps(arena: Arena, fetches: Sequence[Any]) -> list[dict[int, Fault]]:
-        return [{} for _ in fetches] if switch.trusts else verify(arena, fetches)
+    def _perhaps(arena: Arena, *of_read: Any) -> dict[int, Fault]:
+        return {} if switch.trusts else verify(arena, *of_read)
 
-    ssd_reads.verify = _perhaps
+    ssd_reads.verify_stored = _perhaps
     main()

@@ -304,7 +304,7 @@ def _places(stack: Stack, number: int) -> Any:
 def _blob_without_chunks(stack: Stack) -> str:
     """A blob tier that has the sessions' manifests but no KV."""
     folder = stack.directory / _BARE_BLOB
-    shutil.copytree(stack.data / "blob" / "manifests", folder / "manifests")
+    shutil.copytree(stack.data / "blob" / "v3" / "manifests", folder / "manifests")
     return folder.as_uri()
 
 

@@ -16,7 +16,7 @@ from kvstore.core.state import CopyState, PieceState
 NO_STATES: list[PieceState] = []
 NO_NUMBERS: list[int] = []
 #: Files begin with a header of at least one block, and their pieces are aligned to blocks.
-_BLOCK, _HEADER_FIXED, _HEADER_A_LAYER = 4096, 256, 12
+_BLOCK, _HEADER_FIXED, _HEADER_A_LAYER = 4096, 256, 20
 
 
 def stored_bytes(shape: KvShape) -> int:

@@ -2,7 +2,8 @@
 from blob, as soon as nothing uses it.
 
 An erased chunk is doomed: no load finds it, no save revives it, and a write in progress is undone when it ends. Late
-saves and manifests of turns that were running are refused; graves.py recognises them.
+saves and manifests of turns that were running are refused; graves.py recognises them. The session's keys are deleted
+first (DeleteKeys): what is encrypted can then not be read, wherever a copy is.
 
 An erasure survives restarts. Each node writes it to its journal (NoteErasure) before it answers, and continues until
 every tier of its own and blob have confirmed. A tombstone in blob informs nodes that were down: they forget the
@@ -33,6 +34,7 @@ from kvstore.core.index import Index
 from kvstore.core.instructions import (
     Counted,
     DeleteBlob,
+    DeleteKeys,
     DeleteManifest,
     DeleteSsd,
     Instruction,
@@ -84,6 +86,7 @@ class Erasure:
         named = claims | (dict.fromkeys((*manifest.keys, *manifest.former), manifest.fingerprint) if manifest else {})
         self._index.drop_manifest(session)
         orphans = {key: fingerprint for key, fingerprint in named.items() if key not in self._index.names}
+        self._out.append(DeleteKeys(session, number))
         if not event.expired:
             self.graves.bury(Tombstone(session, number, orphans), is_open=True, blind=event.blind)
             self._note(session)
@@ -96,6 +99,7 @@ class Erasure:
         grave = self.graves.get(session)
         if grave is not None:
             self.graves.bury(Tombstone(session, grave.number), is_open=True)
+            self._out.append(DeleteKeys(session, grave.number))
             self._note(session)
             self._remove(
                 {key: fingerprint for key, fingerprint in grave.chunks.items() if key not in self._index.names}
@@ -168,6 +172,8 @@ class Erasure:
                     [*self._index.drop_manifest(session), *(manifest.former if manifest is not None else ())]
                 )
                 self._sessions.forget(session)
+            if ended:
+                self._out.append(DeleteKeys(session, tombstone.number))
             if ended and manifest is not None:
                 self._out += [Counted("erasures_heeded"), DeleteManifest(session)]
             here = [key for key in gone if self._unnamed(key)]

@@ -46,6 +46,8 @@ class Fault(IntEnum):
     NO_ROOM = 3  #: the arena is full of pieces that may not be evicted for this load
     MEDIUM = 4  #: the device reported an error: the copy is bad, or the whole device
     CANCELLED = 5  #: the core cancelled the fetch (CancelFetch) before the piece came; the source is not at fault
+    ERASED = 6  #: it is encrypted and its session's key was erased: the copy is unreadable and is deleted
+    LOCKED = 7  #: it is encrypted and its session's key cannot be read now; the copy may be good
 
 
 class TierChannel(IntEnum):

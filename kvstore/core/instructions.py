@@ -172,6 +172,15 @@ class NoteErasure:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteKeys:
+    """Delete the keys of the session's lives below `number`, first of all: then no copy of its encrypted chunks can be
+    read."""
+
+    session: SessionKey
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteManifest:
     session: SessionKey
 
@@ -258,6 +267,7 @@ Instruction = (
     | PutManifest
     | NoteErasure
     | PutTombstone
+    | DeleteKeys
     | DeleteManifest
     | FetchManifest
     | Offer

@@ -257,11 +257,19 @@ class Loads:
     def _judge_copies(self, pieces: Sequence[PieceRef], source: SourceKind, fault: Fault) -> None:
         """Count the fault, and forget the copies that it shows to be bad; delete them unless they are merely missing
         from one answer."""
-        counters = {Fault.CORRUPT: "checksum_failures", Fault.MISSING: "missing_pieces", Fault.MEDIUM: "medium_errors"}
+        counters = {
+            Fault.CORRUPT: "checksum_failures",
+            Fault.MISSING: "missing_pieces",
+            Fault.MEDIUM: "medium_errors",
+            Fault.ERASED: "erased_pieces",
+            Fault.LOCKED: "locked_pieces",
+        }
         if fault in counters:
             self._out.append(Counted(counters[fault], len(pieces), (source.name.lower(),)))
         # A medium error is the copy's fault only while the disk otherwise works.
-        bad = fault in (Fault.CORRUPT, Fault.MISSING) or (fault is Fault.MEDIUM and self._meter.reads(source))
+        bad = fault in (Fault.CORRUPT, Fault.MISSING, Fault.ERASED) or (
+            fault is Fault.MEDIUM and self._meter.reads(source)
+        )
         if not bad or source is SourceKind.PEER:
             return
         tier, delete = ("ssd", DeleteSsd) if source is SourceKind.SSD else ("blob", DeleteBlob)

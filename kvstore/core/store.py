@@ -275,7 +275,7 @@ class Store:
             return
         self.sessions.used(manifest.session, now)
         known = self.index.manifests.get(manifest.session)
-        life = known.life if known is not None else self.erasure.graves.next_life(manifest.session)
+        life = self.life(manifest.session)
         self.index.set_manifest(replace(manifest, last_use_s=use_s(manifest, known), life=life))
         self._out.append(do.PutManifest(self.index.manifests[manifest.session]))
 
@@ -330,6 +330,17 @@ class Store:
         self.room.refresh(now)
 
     # ---- for the shell
+
+    def life(self, session: SessionKey) -> int:
+        """The number of the session's life that goes on or begins now."""
+        known = self.index.manifests.get(session)
+        return known.life if known is not None else self.erasure.graves.next_life(session)
+
+    def owner_of(self, key: bytes) -> tuple[SessionKey, int] | None:
+        """The session that the chunk is encrypted for, and its life: of several that name it, always the same one. None
+        when none names it."""
+        session = min(self.index.names.get(key, ()), default=None)
+        return (session, self.life(session)) if session is not None else None
 
     @property
     def busy(self) -> bool:

@@ -12,6 +12,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,16 @@ from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.metrics import count
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs, count_unreadable
-from kvstore.tiers.encoded import decode_pieces
-from kvstore.tiers.format import BLOCK, RAW, Header, Layout, decode_header, header_length, piece_offset, raw_layout
+from kvstore.tiers.encoded import Opened, decode_pieces
+from kvstore.tiers.format import BLOCK, RAW, Header, decode_header, header_length, raw_layout
 from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
 from kvstore.tiers.objects import Objects
 from kvstore.tiers.owner import owner
 from kvstore.tiers.remembered import Remembered
+from kvstore.tiers.session_keys import SessionKeys
 from kvstore.tiers.ssd import folder_name
-from kvstore.tiers.ssd_reads import verify
 from kvstore.tiers.tombstones import TombstoneTier
 
 #: Most header reads for loads at a time.
@@ -40,8 +42,8 @@ _PROBES = 64
 PATIENT_S = 1.0
 #: The prefix that trials list and write below.
 _TRIAL_PATH = "trials"
-#: Most encoded objects whose layout is remembered; others cost a failed read and one of the header.
-_LAYOUTS_LIMIT = 1 << 16
+#: Most encoded or encrypted objects whose header is remembered; others cost a failed read and one of the header.
+_FORMS_LIMIT = 1 << 15
 #: Most manifests kept from one listing to the next. Others are read again each time.
 _REMEMBERED = 100_000
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
@@ -56,14 +58,16 @@ def chunk_path(key: bytes, fingerprint: bytes) -> str:
 class BlobTier:
     """See the module. Used from one event loop."""
 
-    def __init__(self, store: Any, arena: Arena, codecs: Codecs | None = None) -> None:
+    def __init__(self, store: Any, arena: Arena, keys: ClusterKeys, codecs: Codecs | None = None) -> None:
         self._objects = Objects(store)
+        self._keys = keys
         self._probes = asyncio.Semaphore(_PROBES)
         self._arena = arena
         self._codecs = codecs or Codecs()
-        self._encoded: dict[bytes, Layout] = {}  #: layouts of objects last seen encoded; others are assumed raw
-        self._manifests = Remembered(self._objects, _manifest_of, _REMEMBERED)
-        self.tombstones = TombstoneTier(self._objects)
+        self._forms: dict[bytes, Header] = {}  #: of objects last seen encoded or encrypted; others are assumed neither
+        self._manifests = Remembered(self._objects, partial(decode_manifest, keys), _REMEMBERED)
+        self.tombstones = TombstoneTier(self._objects, keys)
+        self.session_keys = SessionKeys(self._objects, keys)
 
     # ---- chunks
 
@@ -87,7 +91,12 @@ class BlobTier:
             except Exception:
                 return Fault.UNAVAILABLE
             else:
-                return FoundCopy(key, found.shape, found.checksums) if await self._readable(found) else Fault.MISSING
+                opened = await self._opened(found)
+                if isinstance(opened, Opened):
+                    return FoundCopy(key, found.shape, found.checksums)
+                if opened is Fault.ERASED:
+                    await self.delete_chunk(key, fingerprint)
+                return Fault.UNAVAILABLE if opened is Fault.LOCKED else Fault.MISSING
         return Fault.CORRUPT
 
     async def locate_many(
@@ -123,7 +132,7 @@ class BlobTier:
         start, size = await self._objects.range(path, 0, BLOCK)
         length = header_length(start)
         header = start if length == BLOCK else (await self._objects.range(path, 0, length))[0]
-        found = decode_header(header)
+        found = decode_header(self._keys, header)
         if found.key != key or found.shape.fingerprint != fingerprint:
             raise PieceLost("the header names another chunk")
         if size != found.layout.object_bytes:
@@ -146,18 +155,27 @@ class BlobTier:
         return True
 
     def _remember(self, header: Header) -> None:
-        self._encoded.pop(header.key, None)
-        if header.layout.codec != RAW:
-            self._encoded[header.key] = header.layout
-            if len(self._encoded) > _LAYOUTS_LIMIT:
-                del self._encoded[next(iter(self._encoded))]
+        self._forms.pop(header.key, None)
+        if header.layout.codec != RAW or header.seal is not None:
+            self._forms[header.key] = header
+            if len(self._forms) > _FORMS_LIMIT:
+                del self._forms[next(iter(self._forms))]
 
-    async def _readable(self, header: Header) -> bool:
-        """Whether the object's codec works in this process."""
-        if header.layout.codec == RAW or await asyncio.to_thread(self._codecs.find, header.layout.codec) is not None:
-            return True
-        count_unreadable()
-        return False
+    async def _opened(self, header: Header) -> Opened | Fault:
+        """What reads the object's pieces; UNAVAILABLE where its codec does not work, ERASED without its session's key,
+        LOCKED when that cannot be read now."""
+        codec = secret = None
+        if header.layout.codec != RAW:
+            codec = await asyncio.to_thread(self._codecs.find, header.layout.codec)
+            if codec is None:
+                count_unreadable()
+                return Fault.UNAVAILABLE
+        if header.seal is not None:
+            found = await self.session_keys.find(header.seal.key)
+            if isinstance(found, Fault):
+                return Fault.LOCKED if found is Fault.UNAVAILABLE else found
+            secret = found
+        return Opened(self._keys, header, codec, secret)
 
     async def read(
         self,
@@ -168,66 +186,53 @@ class BlobTier:
     ) -> dict[int, Fault]:
         """Read consecutive layers of one chunk into the arena and verify them. Returns the faults by index.
 
-        Mutates `sums`: by index, the arena's checksums where they differ from those of the FetchPiece. entering: called
-        before the arena is written. The call may be cancelled until then, but not after, because a thread goes on
-        writing.
+        Mutates `sums`: by index, the arena's checksums. entering: called before the arena is written. The call may be
+        cancelled until then, but not after, because a thread goes on writing.
         """
         key, sums = pieces[0].key, {} if sums is None else sums
-        assumed = self._encoded.get(key) or raw_layout(shape)
+        assumed = self._forms.get(key) or Header(key, shape, raw_layout(shape), ())
         faults = await self._read(shape, assumed, pieces, sums, entering)
-        if Fault.CORRUPT not in faults.values():
+        if not {Fault.CORRUPT, Fault.ERASED}.intersection(faults.values()):
             return faults
-        # It may not be damaged: a node with another codec may have replaced it.
+        # It may not be damaged: a node may have replaced it, by another codec or under another key.
         try:
             header = await self._header(chunk_path(key, shape.fingerprint), key, shape.fingerprint)
         except Exception:
             return faults
-        if header.shape != shape or header.layout == assumed or not await self._readable(header):
+        if header.shape != shape or (header.layout, header.seal) == (assumed.layout, assumed.seal):
             return faults
+        sums.clear()
         pieces = [replace(p, checksum=header.checksums[p.layer]) for p in pieces]
-        sums.update({i: p.checksum for i, p in enumerate(pieces)})
-        return await self._read(shape, header.layout, pieces, sums, entering)
+        return await self._read(shape, header, pieces, sums, entering)
 
     async def _read(
         self,
         shape: KvShape,
-        layout: Layout,
+        header: Header,
         pieces: Sequence[FetchPiece],
         sums: dict[int, int],
         entering: Callable[[], None],
     ) -> dict[int, Fault]:
+        every, layout = range(len(pieces)), header.layout
         start, last = layout.offsets[pieces[0].layer], pieces[-1].layer
         end = layout.offsets[last] + layout.lengths[last]
-        path = chunk_path(pieces[0].key, shape.fingerprint)
+        path = chunk_path(header.key, shape.fingerprint)
+        opened = await self._opened(header)
+        if isinstance(opened, Fault):
+            return dict.fromkeys(every, opened)
         try:
             data, size = await self._objects.range(path, start, end - start)
         except FileNotFoundError:
-            return dict.fromkeys(range(len(pieces)), Fault.MISSING)
+            return dict.fromkeys(every, Fault.MISSING)
         except Exception:
             fault = Fault.CORRUPT if await self._wrong_size(path, layout.object_bytes) else Fault.UNAVAILABLE
-            return dict.fromkeys(range(len(pieces)), fault)
+            return dict.fromkeys(every, fault)
         if size != layout.object_bytes:
             fault = Fault.CORRUPT if await self._wrong_size(path, layout.object_bytes) else Fault.UNAVAILABLE
-            return dict.fromkeys(range(len(pieces)), fault)
+            return dict.fromkeys(every, fault)
         entering()
         reach("blob.after_read")
-        if layout.codec == RAW:
-            return await asyncio.to_thread(self._enter, shape, pieces, data, start)
-        return await asyncio.to_thread(self._decode, shape, layout, pieces, data, start, sums)
-
-    def _decode(
-        self,
-        shape: KvShape,
-        layout: Layout,
-        pieces: Sequence[FetchPiece],
-        data: memoryview,
-        start: int,
-        sums: dict[int, int],
-    ) -> dict[int, Fault]:
-        codec = self._codecs.find(layout.codec)
-        if codec is None:
-            return dict.fromkeys(range(len(pieces)), Fault.UNAVAILABLE)
-        return decode_pieces(self._arena, codec, shape, layout, pieces, data, start, sums)
+        return await asyncio.to_thread(decode_pieces, self._arena, opened, header, pieces, data, start, sums)
 
     async def _wrong_size(self, path: str, expected: int) -> bool:
         """Whether the store itself names a wrong size. A short answer alone may have other reasons."""
@@ -235,12 +240,6 @@ class BlobTier:
             return await self._objects.size(path) != expected
         except Exception:
             return False
-
-    def _enter(self, shape: KvShape, pieces: Sequence[FetchPiece], data: memoryview, start: int) -> dict[int, Fault]:
-        for piece in pieces:
-            at = piece_offset(shape, piece.layer) - start
-            self._arena.view[piece.offset : piece.offset + shape.piece_bytes] = data[at : at + shape.piece_bytes]
-        return verify(self._arena, [(shape, pieces)])[0]
 
     async def write(self, key: bytes, fingerprint: bytes, data: Path | bytes, header: Header | None = None) -> bool:
         """Store the object, completely or not at all. data: its bytes, or the SSD's file of it. header: its header, if
@@ -271,7 +270,9 @@ class BlobTier:
 
     async def put_manifest(self, manifest: Manifest) -> bool:
         """Store the session's manifest, replacing the older one."""
-        return await self._objects.put("manifest", manifest_path(manifest.session), encode_manifest(manifest))
+        return await self._objects.put(
+            "manifest", manifest_path(manifest.session), encode_manifest(self._keys, manifest)
+        )
 
     async def get_manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest; None when it is missing, damaged, or not answered in time."""
@@ -282,14 +283,13 @@ class BlobTier:
         """Like `get_manifest`, with the reason: MISSING, CORRUPT or UNAVAILABLE."""
         path = manifest_path(session)
         try:
-            manifest = _manifest_of(path, await self._objects.get(path))
+            return decode_manifest(self._keys, path, await self._objects.get(path))
         except FileNotFoundError:
             return Fault.MISSING
         except PieceLost:
             return Fault.CORRUPT
         except Exception:
             return Fault.UNAVAILABLE
-        return manifest if manifest.session == session else Fault.CORRUPT
 
     async def delete_manifest(self, session: SessionKey) -> None:
         """Remove the session's manifest."""
@@ -349,12 +349,3 @@ class BlobTier:
 
 #: Errors for an object that is listed but deleted meanwhile, or damaged.
 _GONE = (FileNotFoundError, PieceLost)
-
-
-def _manifest_of(path: str, data: bytes) -> Manifest:
-    """Decode the manifest in the object of that name. Raises PieceLost when it is damaged or belongs to another
-    session."""
-    manifest = decode_manifest(data)
-    if manifest_path(manifest.session) != path:
-        raise PieceLost("another session's manifest")
-    return manifest

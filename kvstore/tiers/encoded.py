@@ -1,13 +1,13 @@
 """Encodes a chunk from pieces in the arena to the bytes of an object, and back.
 
-Only verified pieces are encoded, because otherwise damage would get a valid checksum: a damaged piece makes its chunk
-raw, with the checksum it should have, so that its reader finds the damage. Only verified bytes are decoded.
+Pieces are verified before they get a digest, because otherwise damage would get a valid one: a damaged piece makes its
+chunk raw, with a digest that is wrong, so that its readers find the damage. Only verified bytes are decoded.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -18,23 +18,24 @@ from kvstore.core.events import Fault
 from kvstore.core.instructions import FetchPiece
 from kvstore.metrics import count
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.cluster_keys import Buffer, ClusterKeys
 from kvstore.tiers.codec import Codec, Unencodable
-from kvstore.tiers.format import Header, Layout, encode_header, raw_layout
-
-Buffer = bytes | bytearray | memoryview
+from kvstore.tiers.format import BLOCK, Header, Layout, decode_header, encode_header, header_length, raw_layout
+from kvstore.tiers.sealing import Sealer, SessionSecret, seal_pieces
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk as an object: its header and the stored bytes of each piece."""
+    """A chunk as an object: its header, the header's bytes, and the stored bytes of each piece."""
 
     header: Header
+    head: bytes
     pieces: Sequence[Buffer]
 
     def to_bytes(self) -> bytes:
         """The whole object, with padding."""
         layout = self.header.layout
-        parts: list[Buffer] = [encode_header(self.header.key, self.header.shape, self.header.checksums, layout)]
+        parts: list[Buffer] = [self.head]
         for piece, start, end in zip(self.pieces, layout.offsets[:-1], layout.offsets[1:], strict=True):
             parts += [piece, bytes(end - start - len(piece))]
         return b"".join(parts)
@@ -46,17 +47,38 @@ def views(arena: Arena, shape: KvShape, offsets: Sequence[int]) -> list[memoryvi
 
 
 def encode_chunk(
-    key: bytes, shape: KvShape, pieces: Sequence[memoryview], checksums: tuple[int, ...], codec: Codec | None
+    keys: ClusterKeys,
+    key: bytes,
+    shape: KvShape,
+    pieces: Sequence[memoryview],
+    checksums: tuple[int, ...],
+    codec: Codec | None = None,
+    secret: SessionSecret | None = None,
 ) -> StoredChunk:
-    """The chunk encoded by `codec`; raw without one, if pieces are not K and V of heads, or if encoding fails or saves
-    nothing. checksums: of `pieces`."""
-    if codec is not None:
-        stored = _encode(shape, pieces, checksums, codec) if shape.is_of_heads else None
-        if stored is not None:
-            layout = Layout(codec.name, [len(s) for s in stored])
-            return StoredChunk(Header(key, shape, layout, tuple(map(xxhash.xxh3_64_intdigest, stored))), stored)
-        count("chunks_stored_raw")
-    return StoredChunk(Header(key, shape, raw_layout(shape), checksums), pieces)
+    """The chunk as it is stored: encoded by `codec`, then encrypted with `secret`, where given. Raw if pieces are not K
+    and V of heads, or if encoding fails or saves nothing. checksums: xxh3-64 of `pieces`."""
+    encoded = _encode(shape, pieces, checksums, codec) if codec is not None and shape.is_of_heads else None
+    if codec is not None and encoded is not None:
+        layout, damaged = Layout(codec.name, [len(e) for e in encoded]), set[int]()
+    else:
+        layout = raw_layout(shape)
+        damaged = {i for i, piece in enumerate(pieces) if xxhash.xxh3_64_intdigest(piece) != checksums[i]}
+        if codec is not None:
+            count("chunks_stored_raw")
+    stored = pieces if encoded is None else encoded
+    seal = None
+    digests: Sequence[int]
+    if secret is not None:
+        stored, digests, seal = seal_pieces(secret, key, stored)
+    else:
+        digests = keys.digests(stored, key)
+    header = Header(key, shape, layout, refuted(digests, damaged), seal)
+    return StoredChunk(header, encode_header(keys, header), stored)
+
+
+def refuted(digests: Sequence[int], damaged: Container[int]) -> tuple[int, ...]:
+    """The digests, wrong where a piece was `damaged` before it was written, so that its readers refuse it."""
+    return tuple(digest ^ (layer in damaged) for layer, digest in enumerate(digests))
 
 
 def _encode(
@@ -76,55 +98,87 @@ def _encode(
     return stored
 
 
+class Opened:
+    """Reads the stored pieces of one object. secret: of an encrypted one; codec: of one that is not raw."""
+
+    def __init__(
+        self, keys: ClusterKeys, header: Header, codec: Codec | None = None, secret: SessionSecret | None = None
+    ) -> None:
+        assert (header.seal is None) == (secret is None)
+        self._keys, self._header, self._codec = keys, header, codec
+        self._sealer = Sealer(secret, header.seal.salt, header.key) if secret is not None and header.seal else None
+
+    def read(self, stored: Buffer, layer: int, checksum: int, into: memoryview) -> None:
+        """Verify one piece's stored bytes, then decode them to `into`. Raises PieceLost; what is in `into` then may
+        not be used. checksum: its digest."""
+        header = self._header
+        if len(stored) != header.layout.lengths[layer] or (self._codec is None and len(stored) != len(into)):
+            raise PieceLost("length of a stored piece")
+        if self._sealer is not None and header.seal is not None:
+            plain = into if self._codec is None else memoryview(bytearray(len(stored)))
+            self._sealer.open_into(stored, layer, (checksum, header.seal.rests[layer]), plain)
+            stored = plain
+        elif self._keys.digest(stored, header.key, layer) != checksum:
+            raise PieceLost("digest of a stored piece")
+        elif self._codec is None:
+            into[:] = stored
+        if self._codec is not None:
+            self._codec.decode(memoryview(stored), into, header.shape, layer)
+
+
 def decode_pieces(
     arena: Arena,
-    codec: Codec,
-    shape: KvShape,
-    layout: Layout,
+    opened: Opened,
+    header: Header,
     pieces: Sequence[FetchPiece],
     stored: memoryview,
     start: int,
     sums: dict[int, int],
 ) -> dict[int, Fault]:
-    """Decode pieces from `stored`, the object's bytes from `start` on, into the arena. Returns the faults by index.
+    """Read pieces from `stored`, the object's bytes from `start` on, into the arena. Returns the faults by index.
 
-    Mutates `sums`: by index, the arena's checksums of the decoded pieces.
+    Mutates `sums`: by index, the arena's checksums of the pieces.
     """
     faults: dict[int, Fault] = {}
+    size, layout = header.shape.piece_bytes, header.layout
     for i, piece in enumerate(pieces):
         at, length = layout.offsets[piece.layer] - start, layout.lengths[piece.layer]
         try:
-            into = arena.view[piece.offset : piece.offset + shape.piece_bytes]
-            _decode(codec, shape, piece.layer, stored[at : at + length], length, piece.checksum, into)
-            sums[i] = arena.checksum(piece.offset, shape.piece_bytes)
+            opened.read(
+                stored[at : at + length],
+                piece.layer,
+                piece.checksum,
+                arena.view[piece.offset : piece.offset + size],
+            )
         except PieceLost:
             faults[i] = Fault.CORRUPT
         except Exception:
             count("codec_failures")
             faults[i] = Fault.UNAVAILABLE
+    good = [i for i in range(len(pieces)) if i not in faults]
+    sums.update(zip(good, arena.checksums([(pieces[i].offset, size) for i in good]), strict=True))
     return faults
 
 
-def load_chunk(fd: int, header: Header, codec: Codec | None) -> tuple[list[memoryview], tuple[int, ...]]:
-    """All pieces of an object in a file, decoded, and their checksums. Raises PieceLost, OSError."""
+def load_chunk(fd: int, header: Header, opened: Opened) -> tuple[list[memoryview], tuple[int, ...]]:
+    """All pieces of an object in a file, decoded, and their xxh3-64. Raises PieceLost, OSError."""
     shape, layout = header.shape, header.layout
     pieces: list[memoryview] = []
     for layer, (offset, length) in enumerate(zip(layout.offsets[:-1], layout.lengths, strict=True)):
         piece = memoryview(bytearray(shape.piece_bytes))
-        _decode(codec, shape, layer, read_range(fd, offset, length), length, header.checksums[layer], piece)
+        opened.read(read_range(fd, offset, length), layer, header.checksums[layer], piece)
         pieces.append(piece)
     return pieces, tuple(map(xxhash.xxh3_64_intdigest, pieces))
 
 
-def _decode(
-    codec: Codec | None, shape: KvShape, layer: int, stored: memoryview, length: int, checksum: int, into: memoryview
-) -> None:
-    if len(stored) != length or (codec is None and length != len(into)) or xxhash.xxh3_64_intdigest(stored) != checksum:
-        raise PieceLost("checksum of a stored piece")
-    if codec is None:
-        into[:] = stored
-    else:
-        codec.decode(stored, into, shape, layer)
+def read_header(keys: ClusterKeys, fd: int) -> Header:
+    """The header of an object in a file, whose length it matches. Raises PieceLost, OSError."""
+    start = os.pread(fd, BLOCK, 0)
+    length = header_length(start)
+    header = decode_header(keys, start if length == BLOCK else os.pread(fd, length, 0))
+    if os.fstat(fd).st_size != header.layout.object_bytes:
+        raise PieceLost("length does not match the header")
+    return header
 
 
 def read_range(fd: int, start: int, length: int) -> memoryview:

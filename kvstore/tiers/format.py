@@ -1,15 +1,23 @@
 """The format of a chunk on the SSD and in the blob tier: a header, then the pieces in layer order, each 4 KiB aligned.
 
-The header is 4 KiB, or the next multiple that holds 12 bytes a layer: magic, format version, its own length, chunk key,
-model fingerprint, shape, the codec's name, a checksum and a length per piece, padding, and in its last 8 bytes the
-xxh3-64 of everything before. A piece's checksum is the xxh3-64 of its stored bytes, so nothing unverified reaches a
-decoder; padding is never served. So the first m layers are one range, and recovery reads headers only. With the codec
-"raw" a piece has the arena's bytes and the shape's `piece_bytes`; other codecs accept only K and V of heads, whose size
-follows from heads and dtype. Little-endian throughout.
+The header is 4 KiB, or the next multiple that holds 20 bytes a layer: magic, format version, its own length, chunk key,
+model fingerprint, shape, the codec's name, the seal, per piece a digest, the rest of its tag and a length, padding, and
+in its last 32 bytes the keyed hash of everything before (cluster_keys.py). So the first m layers are one range, and
+recovery reads headers only. Padding is never served. Little-endian throughout.
+
+The seal says how pieces are encrypted (sealing.py): the name of the session's key and a salt; all zero: they are not.
+The digest of a piece that is not encrypted is 64 bits of the keyed hash of its stored bytes; of an encrypted one it is
+the first half of its tag. Either is checked before a decoder sees the piece.
+
+With the codec "raw" a piece has the arena's bytes and the shape's `piece_bytes`; other codecs accept only K and V of
+heads, whose size follows from heads and dtype.
+
+How the version changes: docs/design/0040.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 import struct
 from collections.abc import Sequence
@@ -17,19 +25,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-import xxhash
-
 from contracts.errors import InvalidRequest, PieceLost
 from contracts.kv import DTYPE_BYTES, MAX_LAYERS, KvShape, check_shape
+from kvstore.tiers.cluster_keys import MAC_BYTES, ClusterKeys
+from kvstore.tiers.key_names import NAME_BYTES, KeyName
 
 MAGIC = b"UPBEATKV"
-VERSION = 2
+VERSION = 3
 BLOCK = 4096
 RAW = "raw"
-_FIXED = struct.Struct("<8sII32s32sIIII16s16s")
-_SUM = struct.Struct("<Q")
-#: Per layer: checksum and stored length.
-_PIECE = struct.Struct("<QI")
+SALT_BYTES = 16
+_FIXED = struct.Struct(f"<8sII32s32sIIII16s16s{NAME_BYTES}s{SALT_BYTES}s")
+#: Per layer: digest, rest of the tag, stored length.
+_PIECE = struct.Struct("<QQI")
 _CODEC_NAME = re.compile(r"[a-z0-9-]{1,16}")
 
 
@@ -60,18 +68,28 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Seal:
+    """How pieces are encrypted. key: the name of the session's key. rests: the second half of each piece's tag."""
+
+    key: KeyName
+    salt: bytes
+    rests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    """A decoded header. checksums: one xxh3-64 per layer, of the stored piece."""
+    """A decoded header. checksums: the digest of each layer's piece. seal: None when pieces are not encrypted."""
 
     key: bytes
     shape: KvShape
     layout: Layout
     checksums: tuple[int, ...]
+    seal: Seal | None = None
 
 
 def header_bytes(layers: int) -> int:
     """Length of the header of a chunk with this many layers."""
-    return _padded(_FIXED.size + _PIECE.size * layers + _SUM.size)
+    return _padded(_FIXED.size + _PIECE.size * layers + MAC_BYTES)
 
 
 #: Interned: most codecs give all chunks of a model the same layout.
@@ -94,29 +112,36 @@ def object_bytes(shape: KvShape) -> int:
     return piece_offset(shape, shape.layers)
 
 
-def encode_header(key: bytes, shape: KvShape, checksums: tuple[int, ...], layout: Layout | None = None) -> bytes:
-    """The header of a chunk. checksums: one xxh3-64 per layer. layout: raw by default."""
-    layout = layout or raw_layout(shape)
+def encode_header(keys: ClusterKeys, header: Header) -> bytes:
+    """The header's bytes."""
+    shape, layout, seal = header.shape, header.layout, header.seal
+    rests = seal.rests if seal is not None else (0,) * shape.layers
+    per_layer = header.checksums, rests, layout.lengths
     if (
-        len(key) != 32
+        len(header.key) != 32
         or len(shape.fingerprint) != 32
-        or len(checksums) != shape.layers
-        or len(layout.lengths) != shape.layers
+        or any(len(of_layers) != shape.layers for of_layers in per_layer)
     ):
-        raise ValueError("a header needs a 32-byte key and fingerprint, and one checksum and length a layer")
+        raise ValueError("a header needs a 32-byte key and fingerprint, and one digest and length a layer")
     length = header_bytes(shape.layers)
-    geometry = (
+    fixed = _FIXED.pack(
+        MAGIC,
+        VERSION,
+        length,
+        header.key,
+        shape.fingerprint,
         shape.layers,
         shape.kv_heads,
         shape.head_dim,
         shape.chunk_tokens,
         shape.dtype.encode(),
         layout.codec.encode(),
+        seal.key.pack() if seal is not None else b"",
+        seal.salt if seal is not None else b"",
     )
-    fixed = _FIXED.pack(MAGIC, VERSION, length, key, shape.fingerprint, *geometry)
-    pieces = b"".join(map(_PIECE.pack, checksums, layout.lengths))
-    body = (fixed + pieces).ljust(length - _SUM.size, b"\0")
-    return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
+    pieces = b"".join(map(_PIECE.pack, *per_layer))
+    body = (fixed + pieces).ljust(length - MAC_BYTES, b"\0")
+    return body + keys.of_header(body)
 
 
 def header_length(start: bytes | memoryview) -> int:
@@ -124,13 +149,13 @@ def header_length(start: bytes | memoryview) -> int:
     header."""
     if len(start) < BLOCK or bytes(start[: len(MAGIC)]) != MAGIC:
         raise PieceLost("not a chunk")
-    _, version, length, _, _, layers, *_ = _FIXED.unpack_from(start)
+    _, version, length, _, _, layers = _FIXED.unpack_from(start)[:6]
     if version != VERSION or not 1 <= layers <= MAX_LAYERS or length != header_bytes(layers):
         raise PieceLost("unknown format version or impossible length")
     return int(length)
 
 
-def decode_header(header: bytes | memoryview) -> Header:
+def decode_header(keys: ClusterKeys, header: bytes | memoryview) -> Header:
     """The header's content, fully validated. Raises PieceLost when invalid.
 
     The codec's name is well-formed, but may be unknown to this process.
@@ -138,13 +163,14 @@ def decode_header(header: bytes | memoryview) -> Header:
     length = header_length(header)
     if len(header) < length:
         raise PieceLost("short header")
-    body = bytes(header[: length - _SUM.size])
-    if xxhash.xxh3_64_intdigest(body) != _SUM.unpack_from(header, length - _SUM.size)[0]:
-        raise PieceLost("header checksum")
-    _, _, _, key, fingerprint, layers, kv_heads, head_dim, chunk_tokens, dtype, codec = _FIXED.unpack_from(body)
+    body = bytes(header[: length - MAC_BYTES])
+    if not hmac.compare_digest(keys.of_header(body), bytes(header[length - MAC_BYTES : length])):
+        raise PieceLost("the header's authenticator is wrong")
+    _, _, _, key, fingerprint, layers, kv_heads, head_dim, chunk_tokens, *rest = _FIXED.unpack_from(body)
+    dtype, codec, key_name, salt = rest
     name, codec = (field.rstrip(b"\0").decode("ascii", "replace") for field in (dtype, codec))
     end = _FIXED.size + layers * _PIECE.size
-    checksums, lengths = zip(*_PIECE.iter_unpack(body[_FIXED.size : end]), strict=True)
+    checksums, rests, lengths = zip(*_PIECE.iter_unpack(body[_FIXED.size : end]), strict=True)
     geometry = fingerprint, layers, kv_heads, head_dim, chunk_tokens, name
     if not _CODEC_NAME.fullmatch(codec) or (codec != RAW and name not in DTYPE_BYTES):
         raise PieceLost("impossible codec")
@@ -157,4 +183,5 @@ def decode_header(header: bytes | memoryview) -> Header:
         layout = _shared_layout(codec, lengths)
     if layout.lengths != lengths or not min(lengths) or max(lengths) > shape.piece_bytes:
         raise PieceLost("impossible lengths")
-    return Header(key, shape, layout, checksums)
+    seal = Seal(KeyName.unpack(key_name), salt, rests) if any(key_name) else None
+    return Header(key, shape, layout, checksums, seal)

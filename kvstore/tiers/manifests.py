@@ -1,28 +1,30 @@
 """The names and bytes of manifests, tombstones and confirmations as objects of the blob tier.
 
-`manifests/<tenant>/<session>`, `tombstones/<tenant>/<session>/<its digest>` and `confirmed/<node>`: magic, xxh3-64 of
-the rest, msgpack. Names are escaped so that no session or tenant can name a path outside its folder; the true names are
-inside the object.
+`manifests/<tenant>/<session>`, `tombstones/<tenant>/<session>/<its digest>` and `confirmed/<node>`: magic,
+authenticator, msgpack. The authenticator is a keyed hash of the object's name (of a tombstone: its folder), magic and
+content, so that nothing else in the bucket is believed (cluster_keys.py). Names are escaped so that no session or
+tenant can name a path outside its folder; the true names are inside the object.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgpack
-import xxhash
 from blake3 import blake3
 
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import KEY_BYTES, Manifest
 from kvstore.core.tombstone import Tombstone
+from kvstore.tiers.cluster_keys import MAC_BYTES, ClusterKeys
 
-_MAGIC = b"UPBEATMF\x01"
-_TOMBSTONE_MAGIC = b"UPBEATTS\x02"
-_CONFIRMED_MAGIC = b"UPBEATCF\x01"
+_MAGIC = b"UPBEATMF\x02"
+_TOMBSTONE_MAGIC = b"UPBEATTS\x03"
+_CONFIRMED_MAGIC = b"UPBEATCF\x02"
 _MAX_NAME = 180
 _UNSAFE = re.compile(r"[^A-Za-z0-9_:.-]|^\.")
 PREFIX = "manifests"
@@ -62,7 +64,7 @@ def confirmed_path(node: str) -> str:
     return f"{CONFIRMED_PREFIX}/{object_name(node)}"
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(keys: ClusterKeys, manifest: Manifest) -> bytes:
     """The object's bytes."""
     body: bytes = msgpack.packb(
         [
@@ -78,17 +80,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
             manifest.note,
         ]
     )
-    return _sealed(_MAGIC, body)
+    return _signed(keys, manifest_path(manifest.session), _MAGIC, body)
 
 
-def _sealed(magic: bytes, body: bytes) -> bytes:
-    return magic + xxhash.xxh3_64_digest(body) + body
+def _signed(keys: ClusterKeys, name: str, magic: bytes, body: bytes) -> bytes:
+    return magic + keys.of_record(name, magic + body) + body
 
 
-def _opened(magic: bytes, data: bytes) -> Any:
-    """The unpacked content. Raises PieceLost when invalid."""
-    start = len(magic) + 8
-    if data[: len(magic)] != magic or xxhash.xxh3_64_digest(data[start:]) != data[len(magic) : start]:
+def _opened(keys: ClusterKeys, name: str, magic: bytes, data: bytes) -> Any:
+    """The unpacked content of the record of this name. Raises PieceLost when invalid."""
+    start = len(magic) + MAC_BYTES
+    signed = keys.of_record(name, magic + data[start:])
+    if data[: len(magic)] != magic or not hmac.compare_digest(signed, data[len(magic) : start]):
         raise PieceLost("not what its name says")
     try:
         return msgpack.unpackb(data[start:])
@@ -102,7 +105,7 @@ def _cut(keys: object) -> list[bytes]:
     return [keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES)]
 
 
-def encode_tombstone(tombstone: Tombstone) -> bytes:
+def encode_tombstone(keys: ClusterKeys, tombstone: Tombstone) -> bytes:
     """The object's bytes; equal erasures give equal bytes."""
     models: dict[bytes, list[bytes]] = {}
     for key, fingerprint in sorted(tombstone.chunks.items()):
@@ -112,50 +115,56 @@ def encode_tombstone(tombstone: Tombstone) -> bytes:
         session.tenant,
         session.session_id,
         tombstone.number,
-        [[f, b"".join(keys)] for f, keys in sorted(models.items())],
+        [[f, b"".join(chunks)] for f, chunks in sorted(models.items())],
     ]
-    return _sealed(_TOMBSTONE_MAGIC, msgpack.packb(body))
+    return _signed(keys, tombstone_folder(session), _TOMBSTONE_MAGIC, msgpack.packb(body))
 
 
-def decode_tombstone(data: bytes) -> Tombstone:
-    """The tombstone. Raises PieceLost when invalid."""
+def decode_tombstone(keys: ClusterKeys, path: str, data: bytes) -> Tombstone:
+    """The tombstone in the object of this name. Raises PieceLost when invalid."""
     try:
-        tenant, session_id, number, models = _opened(_TOMBSTONE_MAGIC, data)
-        chunks = {key: bytes(fingerprint) for fingerprint, keys in models for key in _cut(keys)}
-        return Tombstone(SessionKey(tenant, session_id), int(number), chunks)
+        tenant, session_id, number, models = _opened(keys, path.rpartition("/")[0], _TOMBSTONE_MAGIC, data)
+        chunks = {key: bytes(fingerprint) for fingerprint, joined in models for key in _cut(joined)}
+        tombstone = Tombstone(SessionKey(tenant, session_id), int(number), chunks)
     except (ValueError, TypeError) as e:
         raise PieceLost("not a tombstone") from e
+    if tombstone_path(tombstone.session, data) != path:
+        raise PieceLost("another session's tombstone")
+    return tombstone
 
 
-def encode_confirmed(names: Iterable[str]) -> bytes:
+def encode_confirmed(keys: ClusterKeys, node: str, names: Iterable[str]) -> bytes:
     """The object's bytes. names: the last parts of tombstones' paths."""
-    return _sealed(_CONFIRMED_MAGIC, msgpack.packb(sorted(names)))
+    return _signed(keys, confirmed_path(node), _CONFIRMED_MAGIC, msgpack.packb(sorted(names)))
 
 
-def decode_confirmed(data: bytes) -> frozenset[str]:
-    """The names. Raises PieceLost when invalid."""
-    names = _opened(_CONFIRMED_MAGIC, data)
+def decode_confirmed(keys: ClusterKeys, path: str, data: bytes) -> frozenset[str]:
+    """The names in the object of this name. Raises PieceLost when invalid."""
+    names = _opened(keys, path, _CONFIRMED_MAGIC, data)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PieceLost("no list of names")
     return frozenset(names)
 
 
-def decode_manifest(data: bytes) -> Manifest:
-    """The manifest. Raises PieceLost when invalid."""
+def decode_manifest(keys: ClusterKeys, path: str, data: bytes) -> Manifest:
+    """The manifest in the object of this name. Raises PieceLost when invalid."""
     try:
-        tenant, session_id, model, fingerprint, keys, tokens, last_use_s, *more = _opened(_MAGIC, data)
+        tenant, session_id, model, fingerprint, joined, tokens, last_use_s, former, life, note = _opened(
+            keys, path, _MAGIC, data
+        )
+        manifest = Manifest(
+            SessionKey(tenant, session_id),
+            model,
+            fingerprint,
+            _cut(joined),
+            tokens,
+            last_use_s,
+            _cut(former),
+            int(life),
+            bytes(note),
+        )
     except (ValueError, TypeError) as e:
         raise PieceLost("not a manifest") from e
-    # Older manifests lack former chunks and lives, or notes.
-    former, life, note = (more + [b"", 0, b""][len(more) :])[:3]
-    return Manifest(
-        SessionKey(tenant, session_id),
-        model,
-        fingerprint,
-        _cut(keys),
-        tokens,
-        last_use_s,
-        _cut(former),
-        int(life),
-        bytes(note),
-    )
+    if manifest_path(manifest.session) != path:
+        raise PieceLost("another session's manifest")
+    return manifest

@@ -19,6 +19,7 @@ from obstore.store import LocalStore, from_url
 
 from contracts.errors import ConfigError, PieceLost
 from kvstore.failpoints import reach
+from kvstore.tiers.durability import sync_folder
 from kvstore.tiers.links import link
 from runtime import telemetry
 from runtime.disk_shares import local_directory
@@ -33,6 +34,9 @@ _PAGE, _LIST_TRIES, _LIST_PAUSE_S = 1000, 3, 0.5
 _LOOKS = 32
 #: Part of obstore's error for a server that ignores `Range`.
 _NO_RANGES = "non-partial response"
+#: Where objects of this format version are. Another version has another root, so that stores of both may run on one
+#: bucket (docs/design/0040).
+ROOT = "v3"
 
 log = telemetry.logger("kvstore.blob")
 
@@ -60,11 +64,11 @@ class Directory:
             raise OSError(f"{self._path}: {e}") from e
 
 
-def open_store(url: str, options: dict[str, str], default: Path) -> Any:
-    """The store that `kv.blob_url` names. Raises ConfigError naming key, value and remedy. A directory that cannot be
-    made now is not an error: it is a Directory, tried again at every use."""
+def open_store(url: str, options: dict[str, str], default: Path, root: str = ROOT) -> Any:
+    """The store at `root` of what `kv.blob_url` names. Raises ConfigError naming key, value and remedy. A directory
+    that cannot be made now is not an error: it is a Directory, tried again at every use."""
     if path := local_directory(url, default):
-        directory = Directory(path)
+        directory = Directory(path / root)
         try:
             return directory.open()
         except OSError:
@@ -73,7 +77,9 @@ def open_store(url: str, options: dict[str, str], default: Path) -> Any:
     client: Any = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=2), "allow_http": True}
     try:
         config: Any = options
-        return from_url(url, config=config, client_options=client, retry_config=retry)
+        return from_url(
+            "/".join((url.rstrip("/"), root)).rstrip("/"), config=config, client_options=client, retry_config=retry
+        )
     except Exception as e:
         why = str(e).partition("\n")[0]  # the rest is obstore's debug output
         raise ConfigError(
@@ -228,6 +234,19 @@ class Objects:
             reach("blob.after_delete")
         except Exception:
             return
+
+    async def delete_durably(self, kind: str, path: str) -> None:
+        """Remove the object so that it does not come back when the machine fails. Raises when that failed; nothing when
+        there is none. kind: for failpoints."""
+        reach(f"{kind}.before_delete")
+        async with asyncio.timeout(_READ_S):
+            try:
+                await obstore.delete_async(self._store, path)
+            except FileNotFoundError:
+                return
+            if isinstance(self._store, LocalStore):
+                await asyncio.to_thread(sync_folder, (Path(str(self._store.prefix)) / path).parent)
+        reach(f"{kind}.after_delete")
 
     async def forget(self, path: str) -> None:
         """Like `delete`, within the limit of background reads: no request waits for it."""

@@ -15,10 +15,11 @@ import errno
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from contracts.errors import ConfigError, PieceLost
@@ -27,25 +28,18 @@ from kvstore.core.events import Fault, FoundCopy, Wrote
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.durability import sync_file, sync_folder, write_outcome
-from kvstore.tiers.encoded import write_object
+from kvstore.tiers.encoded import StoredChunk, read_header, refuted, views, write_object
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
-from kvstore.tiers.format import (
-    BLOCK,
-    RAW,
-    Header,
-    decode_header,
-    encode_header,
-    header_length,
-    object_bytes,
-    piece_offset,
-)
+from kvstore.tiers.format import BLOCK, RAW, Header, encode_header, object_bytes, piece_offset, raw_layout
+from kvstore.tiers.sealing import SessionSecret
 from kvstore.tiers.ssd_reads import Done, Read, Reads
 
 _TEMPORARY = ".part"
-_SYNC_THREADS = 4
+_SYNC_THREADS = _PREPARING_THREADS = 4
 _TRIAL_BLOCK = 1 << 20
 #: Longest pause between two polls of running writes.
 _LONGEST_PAUSE_S = 0.002
@@ -72,24 +66,27 @@ class SsdTier:
         self,
         root: Path,
         arena: Arena,
+        keys: ClusterKeys,
         reader: FileIo,
         writer: FileIo,
         direct: Literal["auto", "on", "off"] = "auto",
         encoded: EncodedFiles | None = None,
     ) -> None:
-        """encoded: handles files that are not raw. Raises ConfigError when `direct` is "on" and the file system does
-        not support it."""
+        """encoded: handles files that are not raw, or encrypted. Raises ConfigError when `direct` is "on" and the file
+        system does not support it."""
         self.root = root
-        self.encoded = encoded or EncodedFiles(arena, Codecs(), None)
+        self.encoded = encoded or EncodedFiles(arena, keys, Codecs(), None)
         self._arena = arena
+        self._keys = keys
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
+        self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="ssd-prepare")
         self._folders: dict[bytes, str] = {}  #: by fingerprint, cached because every read needs it
         self._direct_wanted = direct
         self.direct = False
         with contextlib.suppress(OSError):
             self._open()
-        self._reads = Reads(arena, reader, self._open_chunk, use_cache=direct != "on")
+        self._reads = Reads(arena, keys, reader, self._open_chunk, use_cache=direct != "on")
 
     def _open(self) -> None:
         """Make the directory. Raises OSError on failure, ConfigError when it does not fit the configuration."""
@@ -150,13 +147,9 @@ class SsdTier:
         key_named = bytes.fromhex(path.name)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
-            start = os.pread(fd, BLOCK, 0)
-            length = header_length(start)
-            header = start if length == BLOCK else os.pread(fd, length, 0)
-            found = decode_header(header)
-            here = found.key == key_named and folder_name(found.shape.fingerprint) == path.parent.name
-            if not here or os.fstat(fd).st_size != found.layout.object_bytes:
-                raise PieceLost("name, model or length do not match the header")
+            found = read_header(self._keys, fd)
+            if found.key != key_named or folder_name(found.shape.fingerprint) != path.parent.name:
+                raise PieceLost("name or model do not match the header")
         finally:
             os.close(fd)
         return found
@@ -167,7 +160,7 @@ class SsdTier:
         """Read consecutive pieces of one chunk into the arena and verify them. Returns the faults by index; empty: all
         are good.
 
-        Mutates `sums`: by index, the arena's checksums of the pieces that a codec decoded.
+        Mutates `sums`: by index, the arena's checksums of the pieces.
         """
         answer: queue.SimpleQueue[dict[int, Fault]] = queue.SimpleQueue()
         self.begin_read(shape, pieces, answer.put, sums)
@@ -183,12 +176,22 @@ class SsdTier:
     ) -> None:
         """Like `read`, without blocking: `done(faults)` is called on a reading thread. A read that is `given_up` before
         it begins ends with CANCELLED."""
-        header = self.encoded.header(pieces[0].key)
-        if header is not None:
-            path = self.path(header.key, shape.fingerprint)
-            self.encoded.begin_read(path, header, pieces, {} if sums is None else sums, done, given_up)
+        key, sums = pieces[0].key, {} if sums is None else sums
+        if self.encoded.has(key):
+            self.encoded.begin_read(self.path(key, shape.fingerprint), key, pieces, sums, done, given_up)
             return
-        self._reads.begin(Read(shape, pieces, done, given_up))
+        self._reads.begin(Read(shape, pieces, done, sums, given_up))
+
+    def header(self, key: bytes, fingerprint: bytes) -> Header:
+        """The header of the chunk's file, read from it. Raises PieceLost, OSError."""
+        fd = os.open(self.path(key, fingerprint), os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            header = read_header(self._keys, fd)
+        finally:
+            os.close(fd)
+        if header.key != key:
+            raise PieceLost("the header names another chunk")
+        return header
 
     def _open_chunk(self, key: bytes, shape: KvShape) -> int:
         folder = self._folders.get(shape.fingerprint)
@@ -233,13 +236,23 @@ class SsdTier:
             return write_outcome(e)
         return Wrote.OK
 
-    def write(self, chunks: Sequence[WriteSsd]) -> list[Wrote]:
-        """One group commit. Returns the outcome of each chunk; chunks that are not durable leave no file."""
+    def write(
+        self,
+        chunks: Sequence[WriteSsd],
+        secrets: Mapping[bytes, SessionSecret] = MappingProxyType({}),
+        headers: dict[bytes, Header] | None = None,
+    ) -> list[Wrote]:
+        """One group commit. Returns the outcome of each chunk; chunks that are not durable leave no file.
+
+        secrets: by chunk key, the key to encrypt with; chunks without one are not encrypted. Mutates `headers`: by
+        chunk key, the header of every file.
+        """
+        headers = {} if headers is None else headers
         done = [Wrote.FAILED] * len(chunks)
         temporary: dict[int, Path] = {}
         descriptors: dict[int, int] = {}
         try:
-            self._write_all(chunks, temporary, descriptors, done)
+            self._write_all(chunks, secrets, headers, temporary, descriptors, done)
             reach("ssd.before_sync")
             synced = dict(zip(descriptors, self._sync.map(sync_file, descriptors.values()), strict=True))
             reach("ssd.before_rename")
@@ -275,10 +288,16 @@ class SsdTier:
         return done
 
     def _write_all(
-        self, chunks: Sequence[WriteSsd], temporary: dict[int, Path], descriptors: dict[int, int], done: list[Wrote]
+        self,
+        chunks: Sequence[WriteSsd],
+        secrets: Mapping[bytes, SessionSecret],
+        headers: dict[bytes, Header],
+        temporary: dict[int, Path],
+        descriptors: dict[int, int],
+        done: list[Wrote],
     ) -> None:
-        """Write temporary files, several at a time. Mutates `temporary` (all files made), `descriptors` (of complete
-        ones) and `done` (outcome of the others)."""
+        """Write temporary files, several at a time. Mutates `headers`, `temporary` (all files made), `descriptors` (of
+        complete ones) and `done` (outcome of the others)."""
         moving: dict[int, tuple[int, Moving]] = {}
 
         def settle(limit: int) -> None:
@@ -298,10 +317,12 @@ class SsdTier:
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+        # Hashing and encrypting take longer than starting a write, so they go ahead on several threads.
+        prepared = [self._preparing.submit(self._prepare, chunk, secrets.get(chunk.key)) for chunk in chunks]
         for i, chunk in enumerate(chunks):
             settle(self._writer.depth - 1)
             shape = chunk.shape
-            stored = self.encoded.encode(chunk)
+            stored, header = prepared[i].result()
             try:
                 path = self._folder(shape) / (chunk.key.hex() + _TEMPORARY)
                 flags = self._flags(shape) if stored is None else os.O_NOFOLLOW
@@ -311,6 +332,7 @@ class SsdTier:
                 continue
             temporary[i] = path
             try:
+                headers[chunk.key] = header
                 if stored is not None:
                     write_object(fd, stored)
                     descriptors[i] = fd
@@ -321,11 +343,22 @@ class SsdTier:
                     Part(piece_offset(shape, layer), offset, shape.piece_bytes)
                     for layer, offset in enumerate(chunk.offsets)
                 ]
-                moving[i] = fd, self._writer.begin("WRITE", fd, parts, encode_header(chunk.key, shape, chunk.checksums))
+                moving[i] = fd, self._writer.begin("WRITE", fd, parts, encode_header(self._keys, header))
             except OSError as e:
                 done[i] = write_outcome(e)
                 os.close(fd)
         settle(0)
+
+    def _prepare(self, chunk: WriteSsd, secret: SessionSecret | None) -> tuple[StoredChunk | None, Header]:
+        """What the chunk's file will be, None if its pieces are written as they are in the arena; and its header."""
+        stored = self.encoded.encode(chunk, secret)
+        if stored is not None:
+            return stored, stored.header
+        size = chunk.shape.piece_bytes
+        digests = self._keys.digests(views(self._arena, chunk.shape, chunk.offsets), chunk.key)
+        sums = self._arena.checksums([(offset, size) for offset in chunk.offsets])
+        damaged = {i for i, (found, wanted) in enumerate(zip(sums, chunk.checksums, strict=True)) if found != wanted}
+        return None, Header(chunk.key, chunk.shape, raw_layout(chunk.shape), refuted(digests, damaged))
 
     def _folder(self, shape: KvShape) -> Path:
         folder = self.root / folder_name(shape.fingerprint)
@@ -346,3 +379,4 @@ class SsdTier:
         self._reads.close()
         self.encoded.close()
         self._sync.shutdown(wait=False)
+        self._preparing.shutdown(wait=False)

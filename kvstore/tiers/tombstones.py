@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from kvstore.core.tombstone import Tombstone
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.manifests import (
     CONFIRMED_PREFIX,
     ERASED_PREFIX,
@@ -52,19 +54,20 @@ def confirmed_by_all(paths: Iterable[str], confirmed: Mapping[str, frozenset[str
 class TombstoneTier:
     """See the module. A failure is a value, as in blob.py."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, keys: ClusterKeys) -> None:
         self._objects = objects
-        self._read = Remembered(objects, _tombstone_of, _REMEMBERED)
-        self._confirmed = Remembered(objects, lambda _, data: decode_confirmed(data), _REMEMBERED)
+        self._keys = keys
+        self._read = Remembered(objects, partial(decode_tombstone, keys), _REMEMBERED)
+        self._confirmed = Remembered(objects, partial(decode_confirmed, keys), _REMEMBERED)
 
     async def put(self, tombstone: Tombstone) -> bool:
         """Store the tombstone, beside others of the session."""
-        data = encode_tombstone(tombstone)
+        data = encode_tombstone(self._keys, tombstone)
         return await self._objects.put("tombstone", tombstone_path(tombstone.session, data), data)
 
     async def has(self, tombstone: Tombstone) -> bool:
         """Whether exactly this tombstone is stored."""
-        return bool(await self._objects.has(tombstone_path(tombstone.session, encode_tombstone(tombstone))))
+        return bool(await self._objects.has(tombstone_path(tombstone.session, encode_tombstone(self._keys, tombstone))))
 
     async def find(self, session: SessionKey) -> list[Tombstone] | None:
         """The session's tombstones; None when the store does not answer."""
@@ -79,7 +82,7 @@ class TombstoneTier:
         """The tombstone; None when it was deleted meanwhile or is damaged."""
         try:
             async with self._objects.looks:
-                return _tombstone_of(path, await self._objects.get(path))
+                return decode_tombstone(self._keys, path, await self._objects.get(path))
         except _GONE:
             return None
 
@@ -104,9 +107,8 @@ class TombstoneTier:
 
     async def put_confirmed(self, node: str, paths: Iterable[str]) -> bool:
         """Store which tombstones the node has confirmed, replacing its earlier list."""
-        return await self._objects.put(
-            "tombstone", confirmed_path(node), encode_confirmed(p.rpartition("/")[2] for p in paths)
-        )
+        names = (path.rpartition("/")[2] for path in paths)
+        return await self._objects.put("tombstone", confirmed_path(node), encode_confirmed(self._keys, node, names))
 
     async def list_confirmed(self) -> dict[str, frozenset[str]] | None:
         """By node's object name, the last parts of the paths of the tombstones it has confirmed. None when the store
@@ -124,11 +126,3 @@ class TombstoneTier:
             return None
         self._confirmed.complete()
         return found
-
-
-def _tombstone_of(path: str, data: bytes) -> Tombstone:
-    """Decode the tombstone in the object of that name. Raises PieceLost when it is damaged or belongs elsewhere."""
-    tombstone = decode_tombstone(data)
-    if tombstone_path(tombstone.session, data) != path:
-        raise PieceLost("another session's tombstone")
-    return tombstone

@@ -82,7 +82,7 @@ def test_a_restart_between_turns_five_and_six_reads_from_ssd(cold: Callable[[int
     chat, lines = Chat(stack.url, "restarted"), script(2)
     before = [chat.say(line, alternate(i)) for i, line in enumerate(lines[:5])]
     stack.stop()
-    shutil.rmtree(stack.data / "blob" / "chunks", ignore_errors=True)  # so that it cannot have come from there
+    shutil.rmtree(stack.data / "blob" / "v3" / "chunks", ignore_errors=True)  # so that it cannot have come from there
     stack.start()
     chat.url = stack.url
     after = [chat.say(line, alternate(i + 4)) for i, line in enumerate(lines[5:])]

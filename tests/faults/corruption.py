@@ -9,12 +9,14 @@ damage outside all pieces allows.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
@@ -22,8 +24,13 @@ from kvstore.core.instructions import WriteSsd
 from kvstore.node import StoreNode
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.file_io import ThreadFileIo
 from kvstore.tiers.format import object_bytes, piece_offset
+from kvstore.tiers.key_names import KeyName
+from kvstore.tiers.objects import ROOT
+from kvstore.tiers.sealing import SessionSecret
+from kvstore.tiers.session_keys import encode_key
 from kvstore.tiers.ssd import SsdTier, folder_name
 from runtime import telemetry
 from runtime.clock import RealClock
@@ -50,13 +57,14 @@ class Pristine:
     key: bytes
     shape: KvShape
     pieces: list[bytes]
+    stored: list[bytes]  #: the pieces, encrypted if the object is
     data: bytes
 
     def harmed(self, data: bytes, first: int) -> bool:
         """Whether any piece, from layer `first` on, of the object with these bytes differs from what was saved."""
         starts = [piece_offset(self.shape, layer) for layer in range(self.shape.layers)]
         return any(
-            data[at : at + len(piece)] != piece for at, piece in list(zip(starts, self.pieces, strict=True))[first:]
+            data[at : at + len(piece)] != piece for at, piece in list(zip(starts, self.stored, strict=True))[first:]
         )
 
 
@@ -111,11 +119,11 @@ class Reader:
             self._ends[instruction.load[1]].set_result(instruction.usable)
 
 
-def write_pristine(directory: Path, seed: int) -> list[Pristine]:
-    """Objects of random content, written by the SSD tier."""
+def write_pristine(directory: Path, seed: int, keys: ClusterKeys, secret: SessionSecret | None) -> list[Pristine]:
+    """Objects of random content, written by the SSD tier; encrypted with `secret`, if there is one."""
     arena = Arena(directory / "arena", 4 << 20)
     io = ThreadFileIo(arena)
-    tier = SsdTier(directory / "ssd", arena, io, io)
+    tier = SsdTier(directory / "ssd", arena, keys, io, io)
     made: list[Pristine] = []
     for i, shape in enumerate(SHAPES):
         for key, pieces in make_chunks(shape, CHUNKS, seed + i).items():
@@ -123,10 +131,13 @@ def write_pristine(directory: Path, seed: int) -> list[Pristine]:
             for offset, piece in zip(offsets, pieces, strict=True):
                 arena.view[offset : offset + len(piece)] = piece
             sums = tuple(arena.checksum(offset, shape.piece_bytes) for offset in offsets)
-            tier.write([WriteSsd(key, shape, offsets, sums)])
+            tier.write([WriteSsd(key, shape, offsets, sums)], {key: secret} if secret is not None else {})
             data = tier.path(key, shape.fingerprint).read_bytes()
             assert len(data) == object_bytes(shape)
-            made.append(Pristine(key, shape, pieces, data))
+            starts = [piece_offset(shape, layer) for layer in range(shape.layers)]
+            stored = [data[start : start + shape.piece_bytes] for start in starts]
+            assert (stored == pieces) == (secret is None)
+            made.append(Pristine(key, shape, pieces, stored, data))
     tier.close()
     arena.close()
     shutil.rmtree(directory)
@@ -136,17 +147,22 @@ def write_pristine(directory: Path, seed: int) -> list[Pristine]:
 class Harness:
     """Where the batches run."""
 
-    def __init__(self, directory: Path, first_port: int, seed: int) -> None:
+    def __init__(self, directory: Path, first_port: int, seed: int, *, encrypt: bool) -> None:
         overrides = {
             "data": str(directory / "data"),
             "run_dir": str(directory / "run"),
             "shm_dir": str(directory),
             "nodes": {"base_port": first_port, "count": 1},
-            "kv": {"dram_gib": 1 / 64, "transport": "socket", "file_io": "threads"},
+            "kv": {"dram_gib": 1 / 64, "transport": "socket", "file_io": "threads", "encrypt": encrypt},
         }
         self._config: Config = load_config(None, overrides)
-        self._ssd, self._blob = self._config.node(0).ssd, self._config.data / "blob" / "chunks"
-        self._pristine = write_pristine(directory / "pristine", seed)
+        self._ssd, self._blob = self._config.node(0).ssd, self._config.data / "blob" / ROOT / "chunks"
+        self._secret = random.Random(seed).randbytes(32)
+        keys = ClusterKeys(self._secret)
+        session = SessionKey("tenant", "session")
+        self._session = SessionSecret(KeyName(keys.tag(session), 0, bytes(8)), os.urandom(32)) if encrypt else None
+        self._wrapped = encode_key(keys, session.tenant, self._session) if self._session is not None else b""
+        self._pristine = write_pristine(directory / "pristine", seed, keys, self._session)
 
     def _place(self, root: Path, chunk: Pristine) -> Path:
         return root / folder_name(chunk.shape.fingerprint) / chunk.key.hex()
@@ -154,6 +170,12 @@ class Harness:
     async def batch(self, rng: random.Random, seen: Seen) -> None:
         """One life: every object is damaged once, a few not at all."""
         shutil.rmtree(self._config.data, ignore_errors=True)
+        self._config.data.mkdir(parents=True)
+        (self._config.data / "secret").write_text(self._secret.hex())
+        if self._session is not None:
+            path = self._config.data / "blob" / ROOT / self._session.name.path
+            path.parent.mkdir(parents=True)
+            path.write_bytes(self._wrapped)
         chunks = rng.sample(self._pristine, len(self._pristine))
         files: dict[Path, Pristine] = {}
         for i, chunk in enumerate(chunks):
@@ -243,9 +265,9 @@ class Harness:
             seen.kinds[f"{'ssd' if self._ssd in path.parents else 'blob'}.{kind}"] += 1
 
 
-async def corrupt(directory: Path, first_port: int, seed: int, wanted: int) -> Seen:
+async def corrupt(directory: Path, first_port: int, seed: int, wanted: int, *, encrypt: bool = False) -> Seen:
     """So many damaged objects that were noticed. Raises AssertionError with the seed when something else was."""
-    harness, seen, number = Harness(directory, first_port, seed), Seen(), 0
+    harness, seen, number = Harness(directory, first_port, seed, encrypt=encrypt), Seen(), 0
     while seen.detected < wanted:
         try:
             await harness.batch(random.Random(f"{seed}/{number}"), seen)
@@ -256,11 +278,11 @@ async def corrupt(directory: Path, first_port: int, seed: int, wanted: int) -> S
     return seen
 
 
-def corrupt_in_process(directory: Path, first_port: int, seed: int, wanted: int) -> Seen:
+def corrupt_in_process(directory: Path, first_port: int, seed: int, wanted: int, encrypt: bool) -> Seen:
     """The same, in a process of its own."""
     telemetry.configure_logs("corruption", "error")
     nixl.set_environment("lo")
-    return asyncio.run(corrupt(directory, first_port, seed, wanted))
+    return asyncio.run(corrupt(directory, first_port, seed, wanted, encrypt=encrypt))
 
 
 async def _read_first_layers(reader: Reader, chunks: list[Pristine]) -> None:

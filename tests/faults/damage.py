@@ -7,9 +7,13 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import xxhash
+from blake3 import blake3
 
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.format import BLOCK
+
+#: In a header: where the pieces' entries begin, and their length.
+_PIECES, _PIECE_BYTES = 176, 20
 
 Damage = Callable[[random.Random, list[Path]], int]
 
@@ -120,7 +124,25 @@ def old_format(rng: random.Random, paths: list[Path]) -> int:
     data = bytearray(paths[0].read_bytes())
     version = int.from_bytes(data[8:12], "little")
     data[8:12] = rng.choice([v for v in (0, 1, 2, 3, 4, 1 << 20) if v != version]).to_bytes(4, "little")
-    data[BLOCK - 8 : BLOCK] = xxhash.xxh3_64_intdigest(bytes(data[: BLOCK - 8])).to_bytes(8, "little")
+    paths[0].write_bytes(data)
+    return 1
+
+
+def forge(rng: random.Random, paths: list[Path]) -> int:
+    """Other pieces, with digests and a header that are right for whoever does not know the cluster secret."""
+    data = bytearray(paths[0].read_bytes())
+    at = rng.randrange(BLOCK, len(data))
+    data[at] ^= rng.randint(1, 255)
+    layers = int.from_bytes(data[80:84], "little")
+    for layer in range(layers):
+        entry = _PIECES + _PIECE_BYTES * layer
+        length = int.from_bytes(data[entry + 16 : entry + 20], "little")
+        start = BLOCK + layer * -(-length // BLOCK) * BLOCK
+        data[entry : entry + 8] = blake3(data[start : start + length]).digest(length=8)
+    body = bytes(data[: BLOCK - 32])
+    data[BLOCK - 32 : BLOCK] = (
+        ClusterKeys(rng.randbytes(32)).of_header(body) if rng.random() < 0.5 else blake3(body).digest()
+    )
     paths[0].write_bytes(data)
     return 1
 
@@ -137,4 +159,5 @@ KINDS: dict[Damage, int] = {
     rename: 8,
     header: 6,
     old_format: 4,
+    forge: 8,
 }

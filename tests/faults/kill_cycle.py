@@ -26,9 +26,14 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
-from kvstore.tiers.format import decode_header, header_length, object_bytes, piece_offset
+from kvstore.tiers.cluster_keys import ClusterKeys
+from kvstore.tiers.encoded import Opened
+from kvstore.tiers.format import Header, decode_header, header_length, object_bytes, piece_offset
 from kvstore.tiers.manifests import decode_manifest
-from runtime.config_file import dump_config, load_config
+from kvstore.tiers.objects import ROOT
+from kvstore.tiers.sealing import SessionSecret
+from kvstore.tiers.session_keys import decode_key
+from runtime.config_file import cluster_secret, dump_config, load_config
 from tests.kvstore.conftest import Stack
 from tests.kvstore.fake_scheduler import FakeScheduler
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_chunks, make_manifest, make_shape
@@ -98,7 +103,8 @@ class Lane:
         self.stack = Stack(config, file)
         self.data = config.data
         self.ssd = config.node(0).ssd
-        self.blob = config.data / "blob"
+        self.blob = config.data / "blob" / ROOT
+        self.keys = ClusterKeys(cluster_secret(config.data))
 
     async def start(self, node: int, **settings: str) -> subprocess.Popen[bytes]:
         """Start a store; on return it listens or has ended. `settings`: of its `kv` section."""
@@ -114,6 +120,13 @@ class Lane:
                 except OSError:
                     await asyncio.sleep(0.02)
         return process
+
+    def secret_of(self, header: Header) -> SessionSecret | None:
+        """The key that the object is encrypted with, if it is; None also when the key is not in the blob tier."""
+        path = self.blob / header.seal.key.path if header.seal is not None else None
+        if header.seal is None or path is None or not path.exists():
+            return None
+        return decode_key(self.keys, header.seal.key, path.read_bytes())
 
     def kill(self) -> None:
         """End every store."""
@@ -292,19 +305,28 @@ def check_files(lane: Lane, known: Known) -> None:
             if _STAGED.search(name):
                 os.utime(path, (1, 1))
             elif path.is_relative_to(lane.blob / "manifests"):
-                decode_manifest(path.read_bytes())
+                decode_manifest(lane.keys, _name(lane, path), path.read_bytes())
             elif _CHUNK.fullmatch(name):
-                _check_object(path, known)
+                _check_object(lane, path, known)
 
 
-def _check_object(path: Path, known: Known) -> None:
+def _name(lane: Lane, path: Path) -> str:
+    return path.relative_to(lane.blob).as_posix()
+
+
+def _check_object(lane: Lane, path: Path, known: Known) -> None:
     data = path.read_bytes()
-    header = decode_header(data[: header_length(data)])
+    header = decode_header(lane.keys, data[: header_length(data)])
     key, shape = header.key, header.shape
     assert key.hex() == path.name and len(data) == object_bytes(shape), path
+    secret = lane.secret_of(header)
+    if header.seal is not None and secret is None:
+        return  # killed before its key was stored: unreadable, and nobody was told that it is durable
+    opened = Opened(lane.keys, header, None, secret)
     for layer, piece in enumerate(known.content[key]):
-        start = piece_offset(shape, layer)
-        assert data[start : start + shape.piece_bytes] == piece, f"wrong bytes in {path}"
+        start, into = piece_offset(shape, layer), memoryview(bytearray(shape.piece_bytes))
+        opened.read(data[start : start + shape.piece_bytes], layer, header.checksums[layer], into)
+        assert bytes(into) == piece, f"wrong bytes in {path}"
 
 
 async def verify(lane: Lane, known: Known, scheduler: FakeScheduler) -> int:
@@ -355,7 +377,7 @@ async def _until_blob_has_all(lane: Lane, known: Known) -> None:
 
     def owed() -> set[str]:
         manifests = [
-            decode_manifest(p.read_bytes())
+            decode_manifest(lane.keys, _name(lane, p), p.read_bytes())
             for p in (lane.blob / "manifests").rglob("*")
             if p.is_file() and "#" not in p.name
         ]

@@ -21,6 +21,7 @@ import pytest
 
 from tests.faults.corruption import corrupt, corrupt_in_process
 from tests.faults.damage import KINDS
+from tests.kvstore.forgeries import flip_bits, subjects
 
 SEED = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
 #: Each of these does its part of the 100,000.
@@ -28,12 +29,26 @@ PROCESSES = 2
 WANTED = 100_000
 
 
+@pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
 async def test_two_thousand_random_corruptions_are_each_detected(
-    tmp_path: Path, free_ports: Callable[[int], int]
+    tmp_path: Path, free_ports: Callable[[int], int], encrypt: bool
 ) -> None:
-    seen = await corrupt(tmp_path, free_ports(10), SEED, 2000)
+    seen = await corrupt(tmp_path, free_ports(10), SEED, 1000, encrypt=encrypt)
     assert seen.untouched
     assert {kind.partition(".")[2] for kind in seen.kinds} == {how.__name__ for how in KINDS}
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+def test_a_million_flipped_bits_of_objects_and_records_change_nothing_that_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        parts = list(pool.map(flip_bits, [1_000_000 // PROCESSES] * PROCESSES, range(SEED, SEED + PROCESSES)))
+    noticed = {name: sum(part[name] for part in parts) for name in parts[0]}
+    assert len(noticed) == len(subjects())
+    with capsys.disabled():
+        print(f"\nflips noticed of 1,000,000: {noticed}, seed {SEED}", end="")
 
 
 @pytest.mark.faults
@@ -49,7 +64,9 @@ async def test_a_hundred_thousand_random_corruptions_are_each_detected(
     ):
         places = [Path(root) / str(i) for i in range(PROCESSES)]
         parts = [
-            loop.run_in_executor(pool, corrupt_in_process, place, free_ports(10), SEED + i, WANTED // PROCESSES)
+            loop.run_in_executor(
+                pool, corrupt_in_process, place, free_ports(10), SEED + i, WANTED // PROCESSES, bool(i % 2)
+            )
             for i, place in enumerate(places)
         ]
         seen = reduce(add, await asyncio.gather(*parts))

@@ -21,6 +21,7 @@ from contracts import identity
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from kvstore.tiers.manifests import PREFIX
+from kvstore.tiers.objects import ROOT
 from loadtest.stack import Stack
 from runtime.config import Config
 from runtime.config_file import load_config
@@ -63,7 +64,7 @@ class Damaged:
         """Damage half of the objects that are still sound; a manifest now and then."""
         groups: dict[Path, list[Path]] = {}
         names: dict[int, list[Path]] = {}  # by inode: the blob tier's objects are the SSDs' files
-        for root in ("blob/chunks", "node-0/ssd", "node-1/ssd", f"blob/{PREFIX}"):
+        for root in (f"blob/{ROOT}/chunks", "node-0/ssd", "node-1/ssd", f"blob/{ROOT}/{PREFIX}"):
             for path in (self._data / root).rglob("*"):
                 if path.is_file() and path not in self._bytes:
                     groups.setdefault(path.parent, []).append(path)

@@ -128,7 +128,7 @@ async def test_a_read_only_disk_still_serves_what_it_has(mounted):
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
         before = await save(worker, 1)
     stack.signal(0, signal.SIGTERM)
-    shutil.rmtree(stack.config.data / "blob" / "chunks")
+    shutil.rmtree(stack.config.data / "blob" / "v3" / "chunks")
     disk.remount("ro")
     stack.start(0)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
@@ -216,7 +216,7 @@ async def test_a_disk_that_does_not_end_its_writes_is_left_alone_and_saves_go_on
         assert len((await worker.save(SESSION, SHAPE, later)).indices) == 10
         await all_right(worker, chunks, stuck, later)
         assert (await worker.flush(60)).complete
-        blob = {p.name for p in (stack.config.data / "blob" / "chunks").rglob("*")}
+        blob = {p.name for p in (stack.config.data / "blob" / "v3" / "chunks").rglob("*")}
         assert {key.hex() for key in (*stuck, *later)} <= blob
     await until_nothing_is_held(stack.address(0))
 
@@ -241,7 +241,7 @@ async def test_a_blob_directory_that_is_not_there_at_start_gets_everything_when_
         async with asyncio.timeout(LIMIT_S):
             while {key.hex() for key in chunks} - {p.name for p in blob.rglob("*")}:  # noqa: ASYNC110 - another process's files
                 await asyncio.sleep(0.1)
-            while not any((blob / "manifests").rglob("*")):  # noqa: ASYNC110 - another process's files
+            while not any((blob / "v3" / "manifests").rglob("*")):  # noqa: ASYNC110 - another process's files
                 await asyncio.sleep(0.1)
         await all_right(worker, chunks)
     await until_nothing_is_held(stack.address(0))

@@ -23,7 +23,7 @@ from tests.faults.kill_cycle import LIMIT_S, SHAPES, Known, Lane, Life, begin, c
 from tests.kvstore.fake_scheduler import FakeScheduler
 from tests.kvstore.fake_worker import FakeWorker
 
-TIMES = 25
+TIMES = 13
 LANES = 2
 ROUNDS = 12
 SEED = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
@@ -55,6 +55,10 @@ MOST = {
     "journal.before_append": 4,
     "journal.before_sync": 4,
     "journal.before_rename": 1,
+    "key.before_put": 4,
+    "key.after_put": 4,
+    "key.before_delete": 2,
+    "key.after_delete": 2,
     "tombstone.before_put": 3,
     "tombstone.after_put": 3,
     "peer.leased": 3,
@@ -64,8 +68,11 @@ MOST = {
 
 
 @pytest.fixture
-async def lanes(tmp_path: Path, free_ports: Callable[[int], int]) -> AsyncIterator[list[Lane]]:
-    made = [Lane(tmp_path / f"lane-{i}", free_ports(40)) for i in range(LANES)]
+async def lanes(
+    request: pytest.FixtureRequest, tmp_path: Path, free_ports: Callable[[int], int]
+) -> AsyncIterator[list[Lane]]:
+    """Parameter: whether the stores encrypt."""
+    made = [Lane(tmp_path / f"lane-{i}", free_ports(40), encrypt=request.param) for i in range(LANES)]
     yield made
     for lane in made:
         lane.kill()
@@ -178,7 +185,11 @@ async def kill(lanes: list[Lane], point: str, times: int) -> str:
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("lanes", "point"),
+    [(encrypt, point) for point in POINTS for encrypt in (False, True) if encrypt or not point.startswith("key.")],
+    indirect=["lanes"],
+)
 async def test_a_store_killed_at_a_failpoint_serves_no_wrong_byte_afterwards(
     point: str, lanes: list[Lane], capsys
 ) -> None:
@@ -187,7 +198,11 @@ async def test_a_store_killed_at_a_failpoint_serves_no_wrong_byte_afterwards(
         print(f"\n{said} (seed {SEED})", end="", flush=True)
 
 
-@pytest.mark.parametrize("point", ["ssd.renamed", "blob.before_delete"])
+@pytest.mark.parametrize(
+    ("lanes", "point"),
+    [(False, "ssd.renamed"), (False, "blob.before_delete"), (True, "ssd.renamed"), (True, "key.after_delete")],
+    indirect=["lanes"],
+)
 async def test_a_store_killed_once_in_the_middle_of_its_work_serves_no_wrong_byte_afterwards(
     point: str, lanes: list[Lane]
 ) -> None:

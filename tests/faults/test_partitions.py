@@ -116,7 +116,7 @@ async def saved(
     worker.turn(make_manifest(session(number), SHAPE, list(chunks), 1.0 + number))
     assert (await worker.flush()).complete
     if not in_blob:
-        shutil.rmtree(stack.config.data / "blob" / "chunks")
+        shutil.rmtree(stack.config.data / "blob" / "v3" / "chunks")
     return chunks
 
 

@@ -73,7 +73,7 @@ class PartedStack(Services):
 
     def forget_blob(self) -> None:
         """No chunk is in the object store: a node can have it from the other one, or compute it."""
-        shutil.rmtree(self.config.data / "blob" / "chunks", ignore_errors=True)
+        shutil.rmtree(self.config.data / "blob" / "v3" / "chunks", ignore_errors=True)
 
     def read_from_peers(self, node: int) -> float:
         """Bytes that the node has read from the other one."""

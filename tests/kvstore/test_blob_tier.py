@@ -29,12 +29,14 @@ from tests.blob_servers import BlobServer, azurite, azurite_command, gcs, moto_s
 from tests.kvstore.tier_harness import (
     BIG,
     KEY,
+    KEYS,
     MIB,
     OTHER_KEY,
     SHAPE,
     arena,
     assert_same,
     big_arena,
+    digests,
     object_of,
     wanted,
     written,
@@ -76,7 +78,7 @@ def store(server: BlobServer, tmp_path: Path):
 
 @pytest.fixture
 def blob(store, arena) -> BlobTier:
-    return BlobTier(store, arena)
+    return BlobTier(store, arena, KEYS)
 
 
 async def put(blob: BlobTier, arena, write: WriteSsd) -> None:
@@ -94,9 +96,9 @@ async def test_a_chunk_comes_back_whole_and_in_parts_from_memory_and_from_a_file
     assert await blob.write(OTHER_KEY, SHAPE.fingerprint, file)
     for w in (write, second):
         found = await blob.probe(w.key, SHAPE.fingerprint)
-        assert found is not None and (found.key, found.shape, found.checksums) == (w.key, SHAPE, w.checksums)
+        assert found is not None and (found.key, found.shape, found.checksums) == (w.key, SHAPE, digests(arena, w))
         for layers in (range(5), range(1), range(2, 4), range(4, 5)):
-            pieces = wanted(w, layers)
+            pieces = wanted(arena, w, layers)
             assert await blob.read(SHAPE, pieces) == {}
             assert_same(arena, w, pieces)
 
@@ -105,26 +107,28 @@ async def test_a_read_says_when_it_can_no_longer_be_taken_back_and_not_when_noth
     write = written(arena)
     await put(blob, arena, write)
     entered: list[str] = []
-    assert await blob.read(SHAPE, wanted(write, range(5)), {}, lambda: entered.append("came")) == {}
+    assert await blob.read(SHAPE, wanted(arena, write, range(5)), {}, lambda: entered.append("came")) == {}
     assert set(
         (
-            await blob.read(SHAPE, wanted(written(arena, OTHER_KEY), range(5)), {}, lambda: entered.append("nothing"))
+            await blob.read(
+                SHAPE, wanted(arena, written(arena, OTHER_KEY), range(5)), {}, lambda: entered.append("nothing")
+            )
         ).values()
     ) == {Fault.MISSING}
     assert entered == ["came"]
 
 
 async def test_an_object_of_many_megabytes_that_is_sent_in_parts(store, big_arena, tmp_path):
-    blob, write = BlobTier(store, big_arena), written(big_arena, shape=BIG)
+    blob, write = BlobTier(store, big_arena, KEYS), written(big_arena, shape=BIG)
     data = object_of(big_arena, write)
     assert len(data) > 10 * MIB
     (tmp_path / "object").write_bytes(data)
     for source in (data, tmp_path / "object"):
         assert await blob.write(KEY, BIG.fingerprint, source)
         found = await blob.probe(KEY, BIG.fingerprint)
-        assert found is not None and found.checksums == write.checksums
+        assert found is not None and found.checksums == digests(big_arena, write)
         big_arena.view[BIG.chunk_bytes :] = bytes(BIG.chunk_bytes)
-        pieces = wanted(write, range(4), BIG.chunk_bytes)
+        pieces = wanted(big_arena, write, range(4), BIG.chunk_bytes)
         assert await blob.read(BIG, pieces) == {}
         assert_same(big_arena, write, pieces)
         await blob.delete_chunk(KEY, BIG.fingerprint)
@@ -134,7 +138,7 @@ async def test_what_is_not_there_is_missing_and_deleting_it_twice_is_nothing(blo
     write = written(arena)
     for _ in range(2):
         assert await blob.probe(KEY, SHAPE.fingerprint) is None
-        assert set((await blob.read(SHAPE, wanted(write, range(5)))).values()) == {Fault.MISSING}
+        assert set((await blob.read(SHAPE, wanted(arena, write, range(5)))).values()) == {Fault.MISSING}
         await blob.delete_chunk(KEY, SHAPE.fingerprint)
     await put(blob, arena, write)
     for _ in range(2):
@@ -147,9 +151,9 @@ async def test_a_second_write_replaces_the_first(blob, arena):
     await put(blob, arena, first)
     await put(blob, arena, second)
     found = await blob.probe(KEY, SHAPE.fingerprint)
-    assert found is not None and found.checksums == second.checksums
-    assert await blob.read(SHAPE, wanted(second, range(5))) == {}
-    assert set((await blob.read(SHAPE, wanted(first, range(5)))).values()) == {Fault.CORRUPT}
+    assert found is not None and found.checksums == digests(arena, second)
+    assert await blob.read(SHAPE, wanted(arena, second, range(5))) == {}
+    assert set((await blob.read(SHAPE, wanted(arena, first, range(5)))).values()) == {Fault.CORRUPT}
 
 
 async def test_a_flipped_bit_is_that_pieces_fault_only(blob, arena):
@@ -157,8 +161,8 @@ async def test_a_flipped_bit_is_that_pieces_fault_only(blob, arena):
     flipped = bytearray(object_of(arena, write))
     flipped[piece_offset(SHAPE, 1)] ^= 1
     await blob.write(KEY, SHAPE.fingerprint, bytes(flipped))
-    assert await blob.read(SHAPE, wanted(write, range(5))) == {1: Fault.CORRUPT}
-    assert await blob.read(SHAPE, wanted(write, range(2, 5))) == {}
+    assert await blob.read(SHAPE, wanted(arena, write, range(5))) == {1: Fault.CORRUPT}
+    assert await blob.read(SHAPE, wanted(arena, write, range(2, 5))) == {}
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 10_000, -1, 1 << 20])
@@ -167,9 +171,9 @@ async def test_an_object_of_the_wrong_size_is_a_fault_and_is_deleted_when_it_is_
     whole = object_of(arena, write)
     wrong = whole[:size] if size < len(whole) else whole.ljust(size, b"\0")
     await blob.write(KEY, SHAPE.fingerprint, wrong)
-    assert set((await blob.read(SHAPE, wanted(write, range(3, 5)))).values()) == {Fault.CORRUPT}
+    assert set((await blob.read(SHAPE, wanted(arena, write, range(3, 5)))).values()) == {Fault.CORRUPT}
     assert await blob.probe(KEY, SHAPE.fingerprint) is None
-    assert set((await blob.read(SHAPE, wanted(write, range(5)))).values()) == {Fault.MISSING}
+    assert set((await blob.read(SHAPE, wanted(arena, write, range(5)))).values()) == {Fault.MISSING}
 
 
 async def test_damaged_objects_are_no_reason_to_leave_the_store_alone(blob, arena):
@@ -192,13 +196,13 @@ async def test_calls_at_the_same_time_do_not_mix(blob, arena):
     size = SHAPE.chunk_bytes
     writes = [written(arena, bytes([65 + i]) * 32, i * size) for i in range(16)]
     await asyncio.gather(*(put(blob, arena, w) for w in writes))
-    reads = [wanted(w, range(5), 2 * MIB + i * size) for i, w in enumerate(writes)]
+    reads = [wanted(arena, w, range(5), 2 * MIB + i * size) for i, w in enumerate(writes)]
     assert 16 * size <= 2 * MIB
     assert await asyncio.gather(*(blob.read(SHAPE, pieces) for pieces in reads)) == [{}] * 16
     for w, pieces in zip(writes, reads, strict=True):
         assert_same(arena, w, pieces)
     found = await asyncio.gather(*(blob.probe(w.key, SHAPE.fingerprint) for w in writes))
-    assert [f and f.checksums for f in found] == [w.checksums for w in writes]
+    assert [f and f.checksums for f in found] == [digests(arena, w) for w in writes]
 
 
 async def test_a_cancelled_call_harms_none_that_follows(blob, arena):
@@ -217,7 +221,7 @@ async def test_a_cancelled_call_harms_none_that_follows(blob, arena):
     assert await blob.probe(KEY, SHAPE.fingerprint) is not None
     half = await blob.probe(OTHER_KEY, SHAPE.fingerprint)
     assert half is None or half.shape == SHAPE, "an object is there whole or not at all"
-    assert await blob.read(SHAPE, wanted(write, range(5))) == {}
+    assert await blob.read(SHAPE, wanted(arena, write, range(5))) == {}
 
 
 async def test_chunks_are_listed_by_model_completely_or_not_at_all(blob, arena):
@@ -325,11 +329,11 @@ async def test_tombstones_stand_beside_each_other_and_go_when_every_node_has_con
 
 async def test_a_store_that_is_not_there_is_a_miss_in_bounded_time(arena, tmp_path):
     options = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
-    away = BlobTier(open_store("s3://bucket", options, tmp_path), arena)
+    away = BlobTier(open_store("s3://bucket", options, tmp_path), arena, KEYS)
     async with asyncio.timeout(60):
         assert await away.probe(KEY, SHAPE.fingerprint) is None
         assert await away.get_manifest(SESSIONS[0]) is None
-        assert set((await away.read(SHAPE, wanted(written(arena), range(5)))).values()) == {Fault.UNAVAILABLE}
+        assert set((await away.read(SHAPE, wanted(arena, written(arena), range(5)))).values()) == {Fault.UNAVAILABLE}
         assert not await away.write(KEY, SHAPE.fingerprint, b"x")
         assert await away.list_chunks(SHAPE.fingerprint, ()) is None
         with pytest.raises(OSError, match="cannot be listed"):
@@ -341,7 +345,7 @@ async def test_a_store_that_is_not_there_is_a_miss_in_bounded_time(arena, tmp_pa
 async def test_a_directory_that_cannot_be_made_at_start_is_used_when_it_can(arena, tmp_path):
     path = tmp_path / "blob"
     path.write_text("not a directory")
-    tier = BlobTier(open_store("", {}, path), arena)
+    tier = BlobTier(open_store("", {}, path), arena, KEYS)
     assert await tier.locate(KEY, SHAPE.fingerprint) is Fault.UNAVAILABLE
     assert not await tier.answers() and not await tier.try_write("node-0")
     with pytest.raises(OSError):  # noqa: PT011 - in the words of the file system

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from contracts.ids import SessionKey
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.format import BLOCK, decode_header
+from runtime.config_file import cluster_secret
 from storelink.arena_sharing import arenas_of
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_manifest, make_shape, until
 
@@ -44,9 +46,10 @@ def mapped_files(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
-def codecs_in(folder: Path) -> set[str]:
+def codecs_in(folder: Path, data: Path) -> set[str]:
+    keys = ClusterKeys(cluster_secret(data))
     return {
-        decode_header(p.read_bytes()[:BLOCK]).layout.codec
+        decode_header(keys, p.read_bytes()[:BLOCK]).layout.codec
         for p in folder.rglob("*")
         if p.is_file() and len(p.name) == 64
     }
@@ -84,8 +87,8 @@ async def test_what_was_stored_by_a_codec_is_read_after_a_restart_by_stores_of_a
         await worker.save(SESSION, SHAPE, chunks)
         worker.turn(make_manifest(SESSION, SHAPE, list(chunks)))
         assert (await worker.flush()).complete
-    ssd, blob = stack.config.node(0).ssd, stack.config.data / "blob" / "chunks"
-    assert (codecs_in(ssd), codecs_in(blob)) == ({"fp8"}, {"k16v8"})
+    ssd, blob = stack.config.node(0).ssd, stack.config.data / "blob" / "v3" / "chunks"
+    assert (codecs_in(ssd, stack.config.data), codecs_in(blob, stack.config.data)) == ({"fp8"}, {"k16v8"})
     stack.signal(0, signal.SIGTERM)
     raw = make_stack()
     raw.start(0)
@@ -106,7 +109,7 @@ async def test_what_was_stored_by_a_codec_is_read_after_a_restart_by_stores_of_a
         for i, pieces in enumerate(chunks.values()):
             got = np.frombuffer(loaded.pieces[i, 0], "<f4")
             assert np.abs(got - np.frombuffer(pieces[0], "<f4")).max() < 0.5
-        await until(lambda: codecs_in(ssd) == {"raw"})
+        await until(lambda: codecs_in(ssd, stack.config.data) == {"raw"})
 
 
 async def test_an_ssd_of_a_given_size_holds_more_chunks_through_a_codec(make_stack):

@@ -29,7 +29,19 @@ from kvstore.writeback import WriteBack
 from runtime.clock import RealClock
 from runtime.service import Tasks
 from tests.kvstore.fake_codec import STUBBORN, Upper, lossy, with_upper, without
-from tests.kvstore.tier_harness import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, object_of, wanted, written
+from tests.kvstore.tier_harness import (
+    KEY,
+    KEYS,
+    MIB,
+    OTHER_KEY,
+    SHAPE,
+    arena,
+    assert_same,
+    digests,
+    object_of,
+    wanted,
+    written,
+)
 
 __all__ = ["arena"]
 
@@ -49,20 +61,20 @@ def make_ssd(tmp_path: Path, arena, codec: Codec | None, codecs: Codecs | None =
     made = SsdTier(
         tmp_path / "ssd",
         arena,
+        KEYS,
         ThreadFileIo(arena),
         ThreadFileIo(arena),
-        encoded=EncodedFiles(arena, codecs or with_upper(), codec),
+        encoded=EncodedFiles(arena, KEYS, codecs or with_upper(), codec),
     )
     _made.append(made)
     return made
 
 
-def stored_wanted(ssd: SsdTier, write: WriteSsd, layers: range) -> list[FetchPiece]:
+def stored_wanted(arena, ssd: SsdTier, write: WriteSsd, layers: range) -> list[FetchPiece]:
     """Pieces as the core asks for them: with the checksums of the copy."""
     header = ssd.encoded.header(write.key)
     assert header is not None
-    copy = WriteSsd(write.key, write.shape, write.offsets, header.checksums)
-    return wanted(copy, layers)
+    return wanted(arena, write, layers, sums=header.checksums)
 
 
 def assert_lossy(arena, write: WriteSsd, pieces: list[FetchPiece], sums: dict[int, int]) -> None:
@@ -78,14 +90,14 @@ def test_an_encoded_chunk_comes_back_from_the_ssd_whole_in_parts_and_after_a_res
     ssd, write = make_ssd(tmp_path, arena, Upper()), written(arena)
     assert ssd.write([write]) == [Wrote.OK]
     file = ssd.path(KEY, SHAPE.fingerprint)
-    assert file.stat().st_size == decode_header(file.read_bytes()).layout.object_bytes < object_bytes(SHAPE)
+    assert file.stat().st_size == decode_header(KEYS, file.read_bytes()).layout.object_bytes < object_bytes(SHAPE)
     again = make_ssd(tmp_path, arena, None)
     (copy,) = again.recover().copies
     header = ssd.encoded.header(KEY)
     assert header is not None and (copy.key, copy.checksums) == (KEY, header.checksums)
     for tier in (ssd, again):
         for layers in (range(5), range(1), range(2, 4)):
-            pieces = stored_wanted(ssd, write, layers)
+            pieces = stored_wanted(arena, ssd, write, layers)
             sums: dict[int, int] = {}
             assert tier.read(SHAPE, pieces, sums) == {}
             assert_lossy(arena, write, pieces, sums)
@@ -93,7 +105,7 @@ def test_an_encoded_chunk_comes_back_from_the_ssd_whole_in_parts_and_after_a_res
 
 def test_pieces_that_are_not_k_and_v_of_heads_are_stored_raw(arena):
     write, latent = written(arena), replace(SHAPE, kv_heads=1)
-    stored = encode_chunk(KEY, latent, views(arena, latent, write.offsets), write.checksums, Upper())
+    stored = encode_chunk(KEYS, KEY, latent, views(arena, latent, write.offsets), write.checksums, Upper())
     assert (
         latent.piece_bytes == SHAPE.piece_bytes
         and stored.header.layout.codec == RAW
@@ -105,15 +117,15 @@ def test_raw_files_are_read_by_a_store_with_a_codec_and_replaced_files_by_their_
     write = written(arena)
     make_ssd(tmp_path, arena, None).write([write])
     ssd = make_ssd(tmp_path, arena, Upper())
-    assert [c.checksums for c in ssd.recover().copies] == [write.checksums]
-    assert ssd.read(SHAPE, wanted(write, range(5))) == {}
-    assert_same(arena, write, wanted(write, range(5)))
+    assert [c.checksums for c in ssd.recover().copies] == [digests(arena, write)]
+    assert ssd.read(SHAPE, wanted(arena, write, range(5))) == {}
+    assert_same(arena, write, wanted(arena, write, range(5)))
     ssd.delete(KEY, SHAPE.fingerprint)
     ssd.write([write])
-    assert ssd.read(SHAPE, stored_wanted(ssd, write, range(5)), {}) == {}
+    assert ssd.read(SHAPE, stored_wanted(arena, ssd, write, range(5)), {}) == {}
     ssd.delete(KEY, SHAPE.fingerprint)
     assert ssd.encoded.header(KEY) is None
-    assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.MISSING}
+    assert set(ssd.read(SHAPE, wanted(arena, write, range(5))).values()) == {Fault.MISSING}
 
 
 def test_a_file_of_a_codec_that_is_not_here_is_a_miss_and_stays(tmp_path, arena):
@@ -124,7 +136,7 @@ def test_a_file_of_a_codec_that_is_not_here_is_a_miss_and_stays(tmp_path, arena)
     assert (recovery.copies, recovery.deleted) == ([], 0)
     assert ssd.path(KEY, SHAPE.fingerprint).exists()
     assert poor.write([write]) == [Wrote.OK]  # and gives way to a new one
-    assert poor.read(SHAPE, wanted(write, range(5))) == {}
+    assert poor.read(SHAPE, wanted(arena, write, range(5))) == {}
 
 
 def test_a_chunk_that_the_codec_cannot_hold_is_stored_raw(tmp_path, arena):
@@ -134,8 +146,8 @@ def test_a_chunk_that_the_codec_cannot_hold_is_stored_raw(tmp_path, arena):
     ssd = make_ssd(tmp_path, arena, Upper())
     assert ssd.write([write]) == [Wrote.OK]
     assert ssd.encoded.header(KEY) is None
-    assert ssd.read(SHAPE, wanted(write, range(5))) == {}
-    assert_same(arena, write, wanted(write, range(5)))
+    assert ssd.read(SHAPE, wanted(arena, write, range(5))) == {}
+    assert_same(arena, write, wanted(arena, write, range(5)))
 
 
 def test_damage_in_the_arena_gets_no_good_checksum_by_being_encoded(tmp_path, arena):
@@ -143,7 +155,8 @@ def test_damage_in_the_arena_gets_no_good_checksum_by_being_encoded(tmp_path, ar
     arena.view[write.offsets[2] + 5] ^= 1
     ssd = make_ssd(tmp_path, arena, Upper())
     assert ssd.write([write]) == [Wrote.OK]
-    assert ssd.read(SHAPE, wanted(write, range(5))) == {2: Fault.CORRUPT}
+    sums = ssd.header(KEY, SHAPE.fingerprint).checksums
+    assert ssd.read(SHAPE, wanted(arena, write, range(5), sums=sums)) == {2: Fault.CORRUPT}
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -158,7 +171,7 @@ def test_no_flipped_bit_of_an_encoded_file_is_served(tmp_path, arena, data):
     path.write_bytes(content)
     header = ssd.encoded.header(KEY)
     assert header is not None
-    layout, pieces, sums = header.layout, stored_wanted(ssd, write, range(5)), {}
+    layout, pieces, sums = header.layout, stored_wanted(arena, ssd, write, range(5)), {}
     faults = ssd.read(SHAPE, pieces, sums)
     hit = {
         i
@@ -178,19 +191,22 @@ def test_no_flipped_bit_of_an_encoded_file_is_served(tmp_path, arena, data):
 
 async def test_an_encoded_object_is_found_and_read_by_every_node_that_has_the_codec(arena):
     write, store = written(arena), MemoryStore()
-    stored = encode_chunk(KEY, SHAPE, views(arena, SHAPE, write.offsets), write.checksums, Upper())
+    stored = encode_chunk(KEYS, KEY, SHAPE, views(arena, SHAPE, write.offsets), write.checksums, Upper())
     writer, reader, poor = (
-        BlobTier(store, arena, with_upper()),
-        BlobTier(store, arena, with_upper()),
-        BlobTier(store, arena, without()),
+        BlobTier(store, arena, KEYS, with_upper()),
+        BlobTier(store, arena, KEYS, with_upper()),
+        BlobTier(store, arena, KEYS, without()),
     )
     assert await writer.write(KEY, SHAPE.fingerprint, stored.to_bytes(), stored.header)
     found = await reader.probe(KEY, SHAPE.fingerprint)
     assert found is not None and found.checksums == stored.header.checksums
-    copy = WriteSsd(KEY, SHAPE, write.offsets, found.checksums)
-    for tier in (writer, reader, BlobTier(store, arena, with_upper())):  # the last one knows nothing of its layout
+    for tier in (
+        writer,
+        reader,
+        BlobTier(store, arena, KEYS, with_upper()),
+    ):  # the last one knows nothing of its layout
         for layers in (range(5), range(1), range(2, 4)):
-            pieces = wanted(copy, layers)
+            pieces = wanted(arena, write, layers, sums=found.checksums)
             sums: dict[int, int] = {}
             assert await tier.read(SHAPE, pieces, sums) == {}
             assert_lossy(arena, write, pieces, sums)
@@ -200,43 +216,41 @@ async def test_an_encoded_object_is_found_and_read_by_every_node_that_has_the_co
 
 async def test_an_object_that_another_node_has_replaced_by_its_own_codec_is_read(arena):
     write, store = written(arena), MemoryStore()
-    stored = encode_chunk(KEY, SHAPE, views(arena, SHAPE, write.offsets), write.checksums, Upper())
-    tier = BlobTier(store, arena, with_upper())
+    stored = encode_chunk(KEYS, KEY, SHAPE, views(arena, SHAPE, write.offsets), write.checksums, Upper())
+    tier = BlobTier(store, arena, KEYS, with_upper())
     assert await tier.write(KEY, SHAPE.fingerprint, object_of(arena, write))
-    other = BlobTier(store, arena, with_upper())
+    other = BlobTier(store, arena, KEYS, with_upper())
     assert await other.write(KEY, SHAPE.fingerprint, stored.to_bytes(), stored.header)
     sums: dict[int, int] = {}
-    assert await tier.read(SHAPE, wanted(write, range(5)), sums) == {}
-    assert_lossy(arena, write, wanted(write, range(5)), sums)
+    assert await tier.read(SHAPE, wanted(arena, write, range(5)), sums) == {}
+    assert_lossy(arena, write, wanted(arena, write, range(5)), sums)
     await other.write(KEY, SHAPE.fingerprint, object_of(arena, write))
-    copy, sums = WriteSsd(KEY, SHAPE, write.offsets, stored.header.checksums), {}
-    assert await tier.read(SHAPE, wanted(copy, range(5)), sums) == {}
-    assert_same(arena, write, wanted(write, range(5)))
+    sums = {}
+    assert await tier.read(SHAPE, wanted(arena, write, range(5), sums=stored.header.checksums), sums) == {}
+    assert_same(arena, write, wanted(arena, write, range(5)))
     assert sums == dict(enumerate(write.checksums))
 
 
 async def test_a_flipped_bit_of_an_encoded_object_is_that_pieces_fault_only(arena):
     write, store = written(arena), MemoryStore()
-    stored = encode_chunk(KEY, SHAPE, views(arena, SHAPE, write.offsets), write.checksums, Upper())
+    stored = encode_chunk(KEYS, KEY, SHAPE, views(arena, SHAPE, write.offsets), write.checksums, Upper())
     data = bytearray(stored.to_bytes())
     data[stored.header.layout.offsets[1] + 3] ^= 8
-    tier = BlobTier(store, arena, with_upper())
+    tier = BlobTier(store, arena, KEYS, with_upper())
     await tier.write(KEY, SHAPE.fingerprint, bytes(data), stored.header)
-    assert await tier.read(SHAPE, wanted(WriteSsd(KEY, SHAPE, (), stored.header.checksums), range(5))) == {
-        1: Fault.CORRUPT
-    }
+    assert await tier.read(SHAPE, wanted(arena, write, range(5), sums=stored.header.checksums)) == {1: Fault.CORRUPT}
 
 
 @pytest.mark.parametrize("ssd_codec", [None, Upper()], ids=["raw", "upper"])
 @pytest.mark.parametrize("blob_codec", [None, Upper()], ids=["raw", "upper"])
 async def test_the_blob_copy_is_by_the_blob_tiers_codec_whatever_the_ssds_is(tmp_path, arena, ssd_codec, blob_codec):
     from_file, from_arena = written(arena), written(arena, OTHER_KEY, MIB)
-    ssd, blob = make_ssd(tmp_path, arena, ssd_codec), BlobTier(MemoryStore(), arena, with_upper())
+    ssd, blob = make_ssd(tmp_path, arena, ssd_codec), BlobTier(MemoryStore(), arena, KEYS, with_upper())
     assert ssd.write([from_file]) == [Wrote.OK]
     header = ssd.encoded.header(KEY)
     events: asyncio.Queue[Event] = asyncio.Queue()
-    write_back = WriteBack(ssd, blob, arena, RealClock(), events.put_nowait, Tasks(), blob_codec)
-    write_back.blob(WriteBlob(KEY, SHAPE, (), header.checksums if header is not None else from_file.checksums))
+    write_back = WriteBack(ssd, blob, arena, KEYS, RealClock(), events.put_nowait, Tasks(), blob_codec)
+    write_back.blob(WriteBlob(KEY, SHAPE, (), header.checksums if header is not None else digests(arena, from_file)))
     write_back.blob(WriteBlob(OTHER_KEY, SHAPE, from_arena.offsets, from_arena.checksums))
     for _ in range(2):
         event = await asyncio.wait_for(events.get(), 20)
@@ -245,7 +259,7 @@ async def test_the_blob_copy_is_by_the_blob_tiers_codec_whatever_the_ssds_is(tmp
         assert found is not None and found.checksums == event.sums
         write = from_file if event.key == KEY else from_arena
         went_through = blob_codec or (event.key == KEY and ssd_codec)
-        pieces = wanted(WriteSsd(event.key, SHAPE, (), event.sums), range(5))
+        pieces = wanted(arena, write, range(5), sums=event.sums)
         sums: dict[int, int] = {}
         assert await blob.read(SHAPE, pieces, sums) == {}
         if went_through:
@@ -258,7 +272,7 @@ async def test_the_blob_copy_is_by_the_blob_tiers_codec_whatever_the_ssds_is(tmp
 
 async def test_a_damaged_ssd_file_is_not_converted_into_a_good_object(tmp_path, arena):
     write = written(arena)
-    ssd, blob = make_ssd(tmp_path, arena, Upper()), BlobTier(MemoryStore(), arena, with_upper())
+    ssd, blob = make_ssd(tmp_path, arena, Upper()), BlobTier(MemoryStore(), arena, KEYS, with_upper())
     ssd.write([write])
     header = ssd.encoded.header(KEY)
     assert header is not None
@@ -267,7 +281,7 @@ async def test_a_damaged_ssd_file_is_not_converted_into_a_good_object(tmp_path, 
     data[header.layout.offsets[4] + 1] ^= 1
     path.write_bytes(data)
     events: asyncio.Queue[Event] = asyncio.Queue()
-    write_back = WriteBack(ssd, blob, arena, RealClock(), events.put_nowait, Tasks(), None)
+    write_back = WriteBack(ssd, blob, arena, KEYS, RealClock(), events.put_nowait, Tasks(), None)
     write_back.blob(WriteBlob(KEY, SHAPE, (), header.checksums))
     event = await asyncio.wait_for(events.get(), 20)
     assert isinstance(event, BlobWritten) and event.outcome is not Wrote.OK
@@ -289,7 +303,7 @@ def test_a_read_that_was_taken_back_before_it_began_is_left_out(tmp_path, arena)
     ssd, write = make_ssd(tmp_path, arena, Upper()), written(arena)
     ssd.write([write])
     answer: queue.SimpleQueue[dict[int, Fault]] = queue.SimpleQueue()
-    pieces = stored_wanted(ssd, write, range(5))
+    pieces = stored_wanted(arena, ssd, write, range(5))
     before = bytes(arena.view[pieces[0].offset :][: SHAPE.piece_bytes])
     ssd.begin_read(SHAPE, pieces, answer.put, {}, lambda: True)
     assert answer.get(timeout=20) == dict.fromkeys(range(5), Fault.CANCELLED)

@@ -29,7 +29,7 @@ def put(store: Objects, data: Path | bytes) -> bool:
 
 
 def test_a_file_of_the_same_file_system_is_not_copied_and_outlives_its_first_name(tmp_path: Path, file: Path):
-    store, there = Objects(open_store("", {}, tmp_path / "blob")), tmp_path / "blob" / "chunks" / "ab" / "cd"
+    store, there = Objects(open_store("", {}, tmp_path / "blob")), tmp_path / "blob" / "v3" / "chunks" / "ab" / "cd"
     assert put(store, file)
     assert there.samefile(file)
     assert there.stat().st_mtime > time.time() - 60, (
@@ -41,8 +41,8 @@ def test_a_file_of_the_same_file_system_is_not_copied_and_outlives_its_first_nam
 
 
 def test_what_has_the_name_is_replaced_and_linking_again_changes_nothing(tmp_path: Path, file: Path):
-    there = tmp_path / "blob" / "cd"
-    there.parent.mkdir()
+    there = tmp_path / "blob" / "v3" / "cd"
+    there.parent.mkdir(parents=True)
     there.write_bytes(b"damaged")
     for _ in range(2):
         assert link(file, there)
@@ -54,7 +54,7 @@ def test_a_new_object_is_there_at_once_so_that_a_kill_leaves_nothing_half_done(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("there is nothing to replace"))
-    there = tmp_path / "blob" / "cd"
+    there = tmp_path / "blob" / "v3" / "cd"
     assert link(file, there)
     os.utime(file, (0, 0))
     assert link(file, there)
@@ -72,7 +72,7 @@ def test_where_there_are_no_links_files_are_copied(tmp_path: Path, file: Path, m
     monkeypatch.setattr(
         os, "utime", lambda *_, **__: pytest.fail("a disk that can only be read can still be copied from")
     )
-    store, there = Objects(open_store("", {}, tmp_path / "blob")), tmp_path / "blob" / "chunks" / "ab" / "cd"
+    store, there = Objects(open_store("", {}, tmp_path / "blob")), tmp_path / "blob" / "v3" / "chunks" / "ab" / "cd"
     assert put(store, file)
     assert put(store, file)
     assert len(tried) == 1, "it is not tried for every chunk"

@@ -22,8 +22,11 @@ from kvstore.core.named import Named
 from kvstore.core.store import Store
 from kvstore.tiers.blob import BlobTier, chunk_path
 from kvstore.tiers.manifests import encode_manifest, manifest_path
+from kvstore.tiers.objects import Objects
+from kvstore.tiers.older_formats import OlderFormats
 from kvstore.tiers.tombstones import Listing
 from runtime.clock import RealClock
+from tests.kvstore.tier_harness import KEYS
 
 SHAPE = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
 CHUNKS = 4
@@ -41,7 +44,8 @@ class Sweeper:
         self.clock = RealClock()
         self.name, self.confirms, self.deployment = "node-0", False, ["node-0"]
         self.store = Store("node-0", 1 << 20, write_back_limit_bytes=1 << 20, most_sessions=most_sessions)
-        self.blob = BlobTier(store, SimpleNamespace())  # type: ignore[arg-type]
+        self.blob = BlobTier(store, SimpleNamespace(), KEYS)  # type: ignore[arg-type]
+        self.older = OlderFormats(Objects(MemoryStore()))
         self.deleted: list[bytes] = []
         self.most_kept = 0
         self.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
@@ -62,7 +66,7 @@ async def fill(store: object, sessions: int) -> list[bytes]:
         session = SessionKey(f"t{n % 7}", f"s{n}")
         keys = [key(n, c) for c in range(CHUNKS)]
         manifest = Manifest(session, "m", SHAPE.fingerprint, keys, 64, 1e9 + n)
-        objects.append((manifest_path(session), encode_manifest(manifest)))
+        objects.append((manifest_path(session), encode_manifest(KEYS, manifest)))
         if n % 100 == 0:
             orphans.append(key(n, CHUNKS))
             objects += [(chunk_path(k, SHAPE.fingerprint), b"x") for k in (*keys, orphans[-1])]

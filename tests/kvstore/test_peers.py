@@ -24,7 +24,7 @@ async def workers(stack, nodes: int, into: AsyncExitStack) -> list[FakeWorker]:
 
 def forget_blob(stack) -> None:
     """Only nodes have chunks from here on."""
-    shutil.rmtree(stack.config.data / "blob" / "chunks")
+    shutil.rmtree(stack.config.data / "blob" / "v3" / "chunks")
 
 
 async def brought(stack, node: int, source: str) -> float:

@@ -110,7 +110,7 @@ async def test_an_invalidation_reaches_the_worker(make_stack):
 async def test_erasing_a_session_leaves_what_another_one_names_and_nothing_else(make_stack):
     stack = make_stack()
     shared, own, other = make_chunks(SHAPE, 2, 1), make_chunks(SHAPE, 3, 2), make_chunks(SHAPE, 2, 3)
-    blob, ssd = stack.config.data / "blob", stack.config.node(0).ssd
+    blob, ssd = stack.config.data / "blob" / "v3", stack.config.node(0).ssd
     async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
         stack.start(0)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
@@ -148,8 +148,8 @@ async def test_late_saves_of_an_erased_session_do_not_bring_it_back(make_stack):
             assert (await worker.flush()).complete
             assert (await worker.load(SHAPE, list(chunks))).usable == 0
             assert not chunk_files(stack.config.node(0).ssd)
-            assert not chunk_files(stack.config.data / "blob" / "chunks") and not chunk_files(
-                stack.config.data / "blob" / "manifests"
+            assert not chunk_files(stack.config.data / "blob" / "v3" / "chunks") and not chunk_files(
+                stack.config.data / "blob" / "v3" / "manifests"
             )
 
 

@@ -83,7 +83,7 @@ async def test_an_erasure_is_confirmed_when_no_tier_has_anything_left(make_stack
             assert answer.verified and answer.known and not answer.left
             kept = {key.hex() for key in shared}
             assert set(files(stack.config.node(0).ssd)) == kept
-            assert set(files(stack.config.data / "blob" / "chunks")) == kept
+            assert set(files(stack.config.data / "blob" / "v3" / "chunks")) == kept
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ async def test_a_node_that_was_down_during_an_erasure_serves_and_keeps_nothing_o
             assert_pieces(await worker.load(SHAPE, list(other), session=session("stays")), SHAPE, other)
             kept = {key.hex() for key in other}
             await until(lambda: set(files(ssd[0])) == kept)
-            assert set(files(blob / "chunks")) == kept
+            assert set(files(blob / "v3" / "chunks")) == kept
 
 
 async def test_chunks_of_a_turn_that_never_ended_leave_after_the_grace_time(make_stack):
@@ -146,9 +146,9 @@ async def test_chunks_of_a_turn_that_never_ended_leave_after_the_grace_time(make
     names = {key.hex() for key in kept}
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
         await until(lambda: set(files(stack.config.node(0).ssd)) == names)
-        await until(lambda: set(files(stack.config.data / "blob" / "chunks")) == names)
+        await until(lambda: set(files(stack.config.data / "blob" / "v3" / "chunks")) == names)
         # of a write that was killed, here or on another node
-        staged = stack.config.data / "blob" / "chunks" / "m" / "dead#7"
+        staged = stack.config.data / "blob" / "v3" / "chunks" / "m" / "dead#7"
         staged.parent.mkdir()
         staged.touch()
         os.utime(staged, (1, 1))
@@ -170,7 +170,7 @@ async def test_a_tenant_over_its_quota_gives_its_own_oldest_session_and_nobody_e
             worker.turn(make_manifest(session(name, "small"), SHAPE, list(chunks)))
             assert (await worker.flush()).complete
         kept = {key.hex() for chunks in (large, small["s1"], small["s2"]) for key in chunks}
-        for folder in (stack.config.node(0).ssd, stack.config.data / "blob" / "chunks"):
+        for folder in (stack.config.node(0).ssd, stack.config.data / "blob" / "v3" / "chunks"):
             await until(lambda f=folder: set(files(f)) == kept)
         assert_pieces(await worker.load(SHAPE, list(large), session=session("l", "large")), SHAPE, large)
         _, grant = await worker.grant(session("huge", "small"), SHAPE, list(make_chunks(SHAPE, 6, 5)))

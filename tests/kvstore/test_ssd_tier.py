@@ -19,7 +19,19 @@ from kvstore.tiers.file_io import ThreadFileIo, direct_works
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.ssd import SsdTier
 from tests.kvstore.fake_tiers import FakeFileIo
-from tests.kvstore.tier_harness import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, file_io, wanted, written
+from tests.kvstore.tier_harness import (
+    KEY,
+    KEYS,
+    MIB,
+    OTHER_KEY,
+    SHAPE,
+    arena,
+    assert_same,
+    digests,
+    file_io,
+    wanted,
+    written,
+)
 
 __all__ = ["arena", "file_io"]
 
@@ -30,7 +42,7 @@ ROUND = KvShape.of_heads(b"r" * 32, 5, 2, 16, 16, "float32")
 
 @pytest.fixture
 def ssd(file_io, tmp_path: Path, arena) -> Iterator[SsdTier]:
-    tier = SsdTier(tmp_path / "ssd", arena, file_io, file_io)
+    tier = SsdTier(tmp_path / "ssd", arena, KEYS, file_io, file_io)
     yield tier
     tier.close()
 
@@ -39,7 +51,7 @@ def test_a_chunk_comes_back_from_the_ssd_whole_and_in_parts(ssd, arena):
     write = written(arena)
     assert ssd.write([write]) == [Wrote.OK]
     for layers in (range(5), range(2), range(3, 5)):
-        pieces = wanted(write, layers)
+        pieces = wanted(arena, write, layers)
         assert ssd.read(SHAPE, pieces) == {}
         assert_same(arena, write, pieces)
 
@@ -56,7 +68,7 @@ def test_recovery_finds_what_is_whole_and_deletes_the_rest(ssd, arena):
     (path.parent / "not-hexadecimal").write_bytes(b"")
     (path.parent / (b"t" * 32).hex()).with_suffix(".part").write_bytes(b"torn")
     recovery = ssd.recover()
-    assert [(c.key, c.shape, c.checksums) for c in recovery.copies] == [(KEY, SHAPE, good.checksums)]
+    assert [(c.key, c.shape, c.checksums) for c in recovery.copies] == [(KEY, SHAPE, digests(arena, good))]
     assert recovery.deleted == 5
     assert [p.name for p in path.parent.iterdir()] == [KEY.hex()]
 
@@ -68,15 +80,15 @@ def test_a_flipped_bit_in_a_piece_is_that_pieces_fault_only(ssd, arena):
     data = bytearray(path.read_bytes())
     data[piece_offset(SHAPE, 2) + 9] ^= 4
     path.write_bytes(data)
-    assert ssd.read(SHAPE, wanted(write, range(5))) == {2: Fault.CORRUPT}
+    assert ssd.read(SHAPE, wanted(arena, write, range(5))) == {2: Fault.CORRUPT}
 
 
 def test_a_missing_file_and_a_short_one_are_faults_and_not_errors(ssd, arena):
     write = written(arena)
-    assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.MISSING}
+    assert set(ssd.read(SHAPE, wanted(arena, write, range(5))).values()) == {Fault.MISSING}
     ssd.write([write])
     os.truncate(ssd.path(KEY, SHAPE.fingerprint), piece_offset(SHAPE, 3))
-    assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.CORRUPT}
+    assert set(ssd.read(SHAPE, wanted(arena, write, range(5))).values()) == {Fault.CORRUPT}
 
 
 def test_a_chunk_that_cannot_be_written_leaves_nothing_and_does_not_harm_its_group(ssd, arena):
@@ -88,30 +100,30 @@ def test_a_chunk_that_cannot_be_written_leaves_nothing_and_does_not_harm_its_gro
 
 def test_a_disk_that_fails_is_a_fault_when_read_and_a_refusal_when_written(tmp_path, arena):
     disk = FakeFileIo(arena)
-    ssd = SsdTier(tmp_path / "ssd", arena, disk, disk)
+    ssd = SsdTier(tmp_path / "ssd", arena, KEYS, disk, disk)
     write = written(arena)
     assert ssd.write([write]) == [Wrote.OK]
     disk.error = OSError(errno.EIO, "medium error")
-    assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.MEDIUM}
+    assert set(ssd.read(SHAPE, wanted(arena, write, range(5))).values()) == {Fault.MEDIUM}
     disk.error = OSError(errno.EAGAIN, "busy")
-    assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.UNAVAILABLE}
+    assert set(ssd.read(SHAPE, wanted(arena, write, range(5))).values()) == {Fault.UNAVAILABLE}
     disk.error = OSError(errno.ENOSPC, "full")
     assert ssd.write([written(arena, OTHER_KEY)]) == [Wrote.FULL]
     assert [p.name for p in ssd.path(KEY, SHAPE.fingerprint).parent.iterdir()] == [KEY.hex()]
     disk.error = None
-    assert ssd.read(SHAPE, wanted(write, range(5))) == {}
-    assert_same(arena, write, wanted(write, range(5)))
+    assert ssd.read(SHAPE, wanted(arena, write, range(5))) == {}
+    assert_same(arena, write, wanted(arena, write, range(5)))
 
 
 @pytest.mark.parametrize("direct", ["auto", "off"])
 def test_pieces_of_whole_pages_come_back_past_the_page_cache_and_through_it(file_io, arena, tmp_path, direct):
-    ssd = SsdTier(tmp_path / "ssd", arena, file_io, file_io, direct)
+    ssd = SsdTier(tmp_path / "ssd", arena, KEYS, file_io, file_io, direct)
     assert ssd.direct == (direct == "auto" and direct_works(tmp_path))
     writes = [written(arena, bytes([n]) * 32, n * ROUND.chunk_bytes, ROUND) for n in range(20)]
     assert ssd.write(writes) == [True] * 20
     for write in writes:
         for layers in (range(5), [1, 2], [4]):
-            pieces = wanted(write, layers)
+            pieces = wanted(arena, write, layers)
             arena.view[2 * MIB : 3 * MIB] = bytes(MIB)
             assert ssd.read(ROUND, pieces) == {}
             assert_same(arena, write, pieces)
@@ -125,7 +137,7 @@ def test_many_reads_under_way_each_answer_once(ssd, arena):
     ssd.delete(writes[3].key, ROUND.fingerprint)
     answers: queue.SimpleQueue[tuple[int, dict[int, Fault]]] = queue.SimpleQueue()
     for turn in range(50):
-        pieces = wanted(writes[turn % 10], [turn % 5], 2 * MIB + turn * ROUND.piece_bytes)
+        pieces = wanted(arena, writes[turn % 10], [turn % 5], 2 * MIB + turn * ROUND.piece_bytes)
         ssd.begin_read(ROUND, pieces, lambda faults, turn=turn: answers.put((turn, faults)))
     answered = dict(answers.get(timeout=30) for _ in range(50))
     assert answered == {turn: {0: Fault.MISSING} if turn % 10 == 3 else {} for turn in range(50)}
@@ -155,11 +167,11 @@ class Joining(ThreadFileIo):
 def test_a_bad_file_among_reads_that_are_joined_is_not_held_against_the_others(tmp_path, arena):
     writes = [written(arena, bytes([n]) * 32, n * ROUND.chunk_bytes, ROUND) for n in range(10)]
     plain = ThreadFileIo(arena)
-    ssd = SsdTier(tmp_path / "ssd", arena, plain, plain)
+    ssd = SsdTier(tmp_path / "ssd", arena, KEYS, plain, plain)
     assert ssd.write(writes) == [True] * 10
     ssd.close()
     disk = Joining(arena, ssd.path(writes[4].key, ROUND.fingerprint))
-    ssd = SsdTier(tmp_path / "ssd", arena, disk, disk)
+    ssd = SsdTier(tmp_path / "ssd", arena, KEYS, disk, disk)
     ssd.delete(writes[3].key, ROUND.fingerprint)
     os.truncate(ssd.path(writes[5].key, ROUND.fingerprint), piece_offset(ROUND, 1))
     flipped = ssd.path(writes[6].key, ROUND.fingerprint)
@@ -174,8 +186,8 @@ def test_a_bad_file_among_reads_that_are_joined_is_not_held_against_the_others(t
     expected[6] = {1: Fault.CORRUPT}
     held, answers = threading.Event(), queue.SimpleQueue()
     # the others wait for the thread, and are taken together
-    ssd.begin_read(ROUND, wanted(writes[0], [0]), lambda faults: held.wait(30))
-    pieces = [wanted(write, [0, 1], 2 * MIB + n * ROUND.chunk_bytes) for n, write in enumerate(writes)]
+    ssd.begin_read(ROUND, wanted(arena, writes[0], [0]), lambda faults: held.wait(30))
+    pieces = [wanted(arena, write, [0, 1], 2 * MIB + n * ROUND.chunk_bytes) for n, write in enumerate(writes)]
     for n, wants in enumerate(pieces):
         ssd.begin_read(ROUND, wants, lambda faults, n=n: answers.put((n, faults)))
     held.set()
@@ -189,7 +201,7 @@ def test_a_bad_file_among_reads_that_are_joined_is_not_held_against_the_others(t
 @pytest.mark.parametrize("direct", ["auto", "on"])
 def test_what_the_page_cache_holds_is_taken_from_there_unless_it_may_not(tmp_path, arena, direct):
     disk = FakeFileIo(arena)
-    ssd = SsdTier(tmp_path / "ssd", arena, disk, disk, direct)
+    ssd = SsdTier(tmp_path / "ssd", arena, KEYS, disk, disk, direct)
     write = written(arena, shape=ROUND)
     assert ssd.write([write]) == [Wrote.OK]
     path = ssd.path(write.key, ROUND.fingerprint)
@@ -198,13 +210,13 @@ def test_what_the_page_cache_holds_is_taken_from_there_unless_it_may_not(tmp_pat
         if not page_cache.holds(file.fileno(), 0, ROUND.chunk_bytes):
             pytest.skip("this kernel or file system does not say what its page cache holds")
         disk.error = OSError(errno.EIO, "the disk was asked")
-        pieces = wanted(write, range(1, 5), 2 * MIB)
+        pieces = wanted(arena, write, range(1, 5), 2 * MIB)
         assert ssd.read(ROUND, pieces) == ({} if direct == "auto" else dict.fromkeys(range(4), Fault.MEDIUM))
         if direct == "auto":
             assert_same(arena, write, pieces)
         os.posix_fadvise(file.fileno(), 0, 4096 + ROUND.piece_bytes, os.POSIX_FADV_DONTNEED)
         assert not page_cache.holds(file.fileno(), 0, ROUND.chunk_bytes)
-        assert ssd.read(ROUND, wanted(write, [0], 2 * MIB)) == {0: Fault.MEDIUM}
+        assert ssd.read(ROUND, wanted(arena, write, [0], 2 * MIB)) == {0: Fault.MEDIUM}
     ssd.close()
 
 
@@ -212,7 +224,7 @@ def test_a_read_that_is_given_up_before_it_begins_is_left_out(ssd, arena):
     write = written(arena)
     assert ssd.write([write]) == [True]
     answers: queue.SimpleQueue[dict[int, Fault]] = queue.SimpleQueue()
-    pieces = wanted(write, range(5), 2 * MIB)
+    pieces = wanted(arena, write, range(5), 2 * MIB)
     before = bytes(arena.view[pieces[0].offset : pieces[0].offset + SHAPE.piece_bytes])
     ssd.begin_read(SHAPE, pieces, answers.put, {}, lambda: True)
     assert answers.get(timeout=30) == dict.fromkeys(range(5), Fault.CANCELLED)
@@ -223,6 +235,6 @@ def test_direct_io_that_the_file_system_refuses_falls_back_or_stops_the_start(tm
     disk = FakeFileIo(arena)
     # as a file system without it does, open() answers with an error
     monkeypatch.setattr(os, "O_DIRECT", os.O_DIRECTORY)
-    assert not SsdTier(tmp_path / "ssd", arena, disk, disk).direct
+    assert not SsdTier(tmp_path / "ssd", arena, KEYS, disk, disk).direct
     with pytest.raises(ConfigError, match=r"kv.direct_io = 'on'.*set kv.direct_io: auto or off"):
-        SsdTier(tmp_path / "ssd", arena, disk, disk, "on")
+        SsdTier(tmp_path / "ssd", arena, KEYS, disk, disk, "on")

@@ -45,7 +45,7 @@ async def test_the_other_node_reads_them_from_their_owner(make_stack, transport)
     async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
         await first.save(SESSION, SHAPE, chunks)
         await first.flush()
-        shutil.rmtree(stack.config.data / "blob" / "chunks")
+        shutil.rmtree(stack.config.data / "blob" / "v3" / "chunks")
         loaded = await second.load(SHAPE, list(chunks), session=SESSION, sources=["node-0"])
         assert not loaded.near
         assert_pieces(loaded, SHAPE, chunks)
@@ -61,7 +61,7 @@ async def test_after_a_restart_they_come_from_the_ssd(make_stack):
         worker.turn(make_manifest(SESSION, SHAPE, list(chunks)))
         await worker.flush()
     stack.signal(0, signal.SIGTERM)
-    shutil.rmtree(stack.config.data / "blob" / "chunks")
+    shutil.rmtree(stack.config.data / "blob" / "v3" / "chunks")
     stack.start(0)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
         loaded = await worker.load(SHAPE, list(chunks), session=SESSION)
@@ -107,7 +107,7 @@ async def test_a_peer_that_dies_without_a_blob_is_a_miss_and_its_next_life_serve
     async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
         await first.save(SESSION, SHAPE, chunks)
         await first.flush()
-        shutil.rmtree(stack.config.data / "blob" / "chunks")
+        shutil.rmtree(stack.config.data / "blob" / "v3" / "chunks")
         warm = await second.load(SHAPE, list(chunks)[:1], session=SESSION, sources=["node-0"])
         assert warm.usable == 1
         stack.signal(0, signal.SIGKILL)
@@ -131,7 +131,7 @@ async def test_a_frozen_peer_is_given_up_and_without_a_blob_it_is_a_miss(make_st
     async with FakeWorker(stack.address(0), [SHAPE]) as first, FakeWorker(stack.address(1), [SHAPE]) as second:
         await first.save(SESSION, SHAPE, chunks)
         await first.flush()
-        shutil.rmtree(stack.config.data / "blob" / "chunks")
+        shutil.rmtree(stack.config.data / "blob" / "v3" / "chunks")
         stack.signal(0, signal.SIGSTOP)
         loaded = await second.load(SHAPE, list(chunks), session=SESSION, sources=["node-0"])
         assert (loaded.found, loaded.usable) == (0, 0)
@@ -147,7 +147,7 @@ async def test_a_corrupt_file_is_a_miss_from_its_chunk_on_and_is_deleted(make_st
         await worker.save(SESSION, SHAPE, chunks)
         await worker.flush()
     stack.signal(0, signal.SIGTERM)
-    shutil.rmtree(stack.config.data / "blob" / "chunks")
+    shutil.rmtree(stack.config.data / "blob" / "v3" / "chunks")
     bad = next(stack.config.node(0).ssd.rglob(list(chunks)[3].hex()))
     data = bytearray(bad.read_bytes())
     data[-5000] ^= 1
@@ -172,7 +172,7 @@ async def test_what_the_blob_tier_lacks_after_a_crash_is_written_at_the_next_sta
         worker.turn(make_manifest(SESSION, SHAPE, list(chunks)))
         await worker.flush()
     stack.signal(0, signal.SIGKILL)
-    blob = stack.config.data / "blob" / "chunks"
+    blob = stack.config.data / "blob" / "v3" / "chunks"
     before = {p.name: p.read_bytes() for p in blob.rglob("*") if p.is_file()}
     shutil.rmtree(blob)
     stack.start(0)
@@ -191,7 +191,7 @@ async def test_idle_sessions_expire_from_every_tier(make_stack):
             worker.turn(make_manifest(session, SHAPE, list(chunks), last_use_s))
         await worker.flush()
         kept = {key.hex() for key in live}
-        for folder in (stack.config.node(0).ssd, stack.config.data / "blob" / "chunks"):
+        for folder in (stack.config.node(0).ssd, stack.config.data / "blob" / "v3" / "chunks"):
             await until(lambda f=folder: {p.name for p in f.rglob("*") if p.is_file()} == kept)
 
 

@@ -16,6 +16,7 @@ from contracts.kv import KvShape
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.encoded import encode_chunk, views
 from kvstore.tiers.file_io import FileIo, NixlFileIo, ThreadFileIo
 from tests.kvstore.fake_tiers import FakeFileIo
@@ -25,6 +26,7 @@ SHAPE = KvShape.of_heads(b"f" * 32, 5, 3, 17, 16, "float32")  # pieces of no rou
 #: An object of 10 MiB, which obstore sends in several parts.
 BIG = KvShape.of_heads(b"B" * 32, 4, 16, 128, 160, "float32")
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+KEYS = ClusterKeys(b"secret of the tests")
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def big_arena(tmp_path: Path) -> Iterator[Arena]:
 
 
 def written(arena: Arena, key: bytes = KEY, base: int = 0, shape: KvShape = SHAPE) -> WriteSsd:
-    """A chunk whose pieces lie one after the other from `base` on."""
+    """A chunk whose pieces lie one after the other from `base` on, with the arena's checksums."""
     offsets = tuple(base + layer * shape.piece_bytes for layer in range(shape.layers))
     return WriteSsd(key, shape, offsets, tuple(arena.checksum(o, shape.piece_bytes) for o in offsets))
 
@@ -81,14 +83,21 @@ def written(arena: Arena, key: bytes = KEY, base: int = 0, shape: KvShape = SHAP
 def object_of(arena: Arena, write: WriteSsd) -> bytes:
     """The chunk as an object."""
     return encode_chunk(
-        write.key, write.shape, views(arena, write.shape, write.offsets), write.checksums, None
+        KEYS, write.key, write.shape, views(arena, write.shape, write.offsets), write.checksums
     ).to_bytes()
 
 
-def wanted(write: WriteSsd, layers: Sequence[int], base: int = 2 * MIB) -> list[FetchPiece]:
-    """These layers of the chunk, wanted from `base` on."""
-    size = write.shape.piece_bytes
-    return [FetchPiece(write.key, layer, base + layer * size, 0, write.checksums[layer]) for layer in layers]
+def digests(arena: Arena, write: WriteSsd) -> tuple[int, ...]:
+    """The checksums of a raw, unencrypted copy of the chunk."""
+    return KEYS.digests(views(arena, write.shape, write.offsets), write.key)
+
+
+def wanted(
+    arena: Arena, write: WriteSsd, layers: Sequence[int], base: int = 2 * MIB, sums: Sequence[int] | None = None
+) -> list[FetchPiece]:
+    """These layers of the chunk, wanted from `base` on. sums: of the copy; by default, of a raw one."""
+    size, sums = write.shape.piece_bytes, digests(arena, write) if sums is None else sums
+    return [FetchPiece(write.key, layer, base + layer * size, 0, sums[layer]) for layer in layers]
 
 
 def assert_same(arena: Arena, write: WriteSsd, pieces: Sequence[FetchPiece]) -> None:
