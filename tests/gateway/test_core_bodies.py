@@ -20,7 +20,7 @@ from gateway.core.bodies import LIGHT_BYTES, LIGHT_TEXT_BYTES, Arrivals, Tally, 
 from gateway.core.shares import Shares
 from gateway.fleet import bounds_of
 from gateway.openai.asked import MAX_ALL_CALLS, Told, ask
-from gateway.openai.asked_wire import decode_answer, decode_question, encode_answer, encode_question
+from gateway.asked_wire import decode_answer, decode_question, encode_answer, encode_question
 
 TOLD = Told("a", False, {}, {})
 MESSAGE = b'{"role":"user","content":""}'

@@ -15,7 +15,7 @@ from gateway.core.conversations import after, read
 from gateway.core.relay_answers import MOST_EVENT_BYTES, MOST_KEPT_BYTES, Reading, Stated
 from gateway.core.relay_events import MOST_HELD_BYTES, Events, data_of
 from gateway.core.relay_routes import APIS, RelayKind
-from gateway.openai.asked_wire import decode_answer, decode_question, encode_answer, encode_reading
+from gateway.asked_wire import decode_answer, decode_question, encode_answer, encode_reading
 
 TURNS: list[RelayKind] = [kind for kind, api in APIS.items() if api.turn]
 

@@ -16,7 +16,7 @@ from gateway.core.relay_headers import down, is_events, up
 from gateway.core.relay_routes import APIS, OWN_KINDS, RelayKind, error_body, is_anthropic, is_relayed
 from gateway.core.spellings import ROOTS
 from gateway.openai.asked import Asked, Told, ask
-from gateway.openai.asked_wire import decode_answer, decode_question, encode_answer, encode_question
+from gateway.asked_wire import decode_answer, decode_question, encode_answer, encode_question
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 HTTP = {"m": ModelWire.HTTP, "n": ModelWire.FRAMES}
