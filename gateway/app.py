@@ -305,7 +305,7 @@ class Gateway:
             self.parts.siblings.close()
             await self.parts.decoding.close()
             await self.parts.fine_tuning.close()
-            await self.parts.responses.close()
             await self._tasks.cancel()
+            await self.parts.responses.close()
             with contextlib.suppress(Exception):
                 await self.parts.fleet.stop()

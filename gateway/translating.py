@@ -1,7 +1,7 @@
 """Turns the body of a request in another API's format into a chat's: OpenAI's Responses API and Anthropic's Messages.
 
-Pure, like `gateway.openai.asked`. Models of either kind answer these routes as they answer chats: the engine's own chat,
-or a chat over its HTTP.
+Pure, like `gateway.openai.asked`. Every model answers these routes as it answers chats, whether its engine is Upbeat's
+or has HTTP of its own.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def ask_response(data: Any, length: int, told: Told, stored: Stored | None) -> R
     named = told.named or wanted.previous_response_id is not None
     body = passed | of_items.chat_fields(wanted) | {"messages": chat.messages}
     try:
-        asked = _chat(body, length + stored.length, replace(told, named=named))
+        asked = _chat(body, length + stored.length, replace(told, named=named), OF_RESPONSES["response_format"])
     except RequestError as e:
         raise renamed(e, OF_RESPONSES, chat.sources) from None
     return ResponseAsked(
@@ -112,7 +112,7 @@ def ask_message(data: Any, length: int, told: Told) -> MessageAsked:
     # What the caller's own field says goes before what Claude Code's metadata says.
     body = fields | passed | {"messages": chat.messages}
     try:
-        asked = _chat(body, length, told)
+        asked = _chat(body, length, told, OF_MESSAGES["response_format"])
     except RequestError as e:
         raise renamed(e, OF_MESSAGES, chat.sources) from None
     shown = of_messages.shows_thoughts(wanted)
@@ -156,10 +156,13 @@ def _read(
     return wanted, {name: value for name, value in data.items() if name not in own and value is not None}
 
 
-def _chat(body: Body, length: int, told: Told) -> Asked | Relayed:
-    """The chat, by the model's engine."""
+def _chat(body: Body, length: int, told: Told, form_field: str) -> Asked | Relayed:
+    """The chat, by the model's engine. form_field: what the caller calls `response_format`."""
     if told.wires.get(body["model"]) is not ModelWire.HTTP:
-        return asked_of_chat(body, length, told)
+        asked = asked_of_chat(body, length, told)
+        if asked.form is not None and asked.form.field == "response_format":
+            asked.form = replace(asked.form, field=form_field)
+        return asked
     switches = _for_template({name: body.pop(name) for name in ("enable_thinking",) if name in body})
     if switches:
         given = body.get("chat_template_kwargs")

@@ -1,7 +1,7 @@
 """Translates a request of the Messages API into a chat.
 
-Blocks of text are paragraphs. Results of tools are messages of their own, in their order. Thoughts are left out: chats do
-not read them again either.
+Blocks of text are paragraphs. Results of tools are messages of their own, in their order. Thoughts are left out: chats
+do not read them again either.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _Id = Annotated[str, Field(min_length=1, max_length=256)]
 _TEXTS = ("input_text", "output_text", "text")
 _PART_FIELDS = frozenset(
     {"type", "text", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint", "refusal", "image_url",
-     "detail", "input_audio"}
+     "detail"}
 )  # fmt: skip
 
 
@@ -46,24 +46,24 @@ def _part(part: Any, at: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise PydanticCustomError("part_type", "expected an object with a type", {"at": at})
+    if kind in _TEXTS or kind == "refusal":
+        name = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part.get(name), str):
+            raise PydanticCustomError("text_type", "expected a string", {"at": f"{at}.{name}"})
+        made: dict[str, Any] = {"type": "text", "text": utf8(part[name], f"{at}.{name}")}
+    elif kind == "input_image" and isinstance(part.get("image_url"), str):
+        image = {"url": utf8(part["image_url"], f"{at}.image_url")}
+        if isinstance(part.get("detail"), str):
+            image["detail"] = utf8(part["detail"], f"{at}.detail")
+        made = {"type": "image_url", "image_url": image}
+    else:
+        raise PydanticCustomError("unsupported_parameter", "only text parts are supported", {"at": f"{at}.type"})
     for name, value in part.items():
         if name not in _PART_FIELDS and value is not None:
             raise PydanticCustomError(
                 "unsupported_parameter", "is not supported by this server; leave it out", {"at": f"{at}.{name[:40]}"}
             )
-    if kind in _TEXTS or kind == "refusal":
-        name = "refusal" if kind == "refusal" else "text"
-        if not isinstance(part.get(name), str):
-            raise PydanticCustomError("text_type", "expected a string", {"at": f"{at}.{name}"})
-        return {"type": "text", "text": utf8(part[name], f"{at}.{name}")}
-    if kind == "input_image" and isinstance(part.get("image_url"), str):
-        image = {"url": utf8(part["image_url"], f"{at}.image_url")}
-        if isinstance(part.get("detail"), str):
-            image["detail"] = utf8(part["detail"], f"{at}.detail")
-        return {"type": "image_url", "image_url": image}
-    if kind == "input_audio" and isinstance(part.get("input_audio"), dict):
-        return {"type": "input_audio", "input_audio": part["input_audio"]}
-    raise PydanticCustomError("unsupported_parameter", "only text parts are supported", {"at": f"{at}.type"})
+    return made
 
 
 _CONTENT_SCHEMA = {

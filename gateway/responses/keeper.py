@@ -42,6 +42,7 @@ class Keeper:
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
         #: Background runs of this process.
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
 
     async def _do(self, work: Callable[[], T]) -> T:
         """Run it on the store's thread. Raises Unavailable when the store cannot be used."""
@@ -194,7 +195,10 @@ class Keeper:
             await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:
-        """Stop what runs; it has failed."""
+        """Stop what runs; it has failed. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
         works = list(self._running.values())
         for work in works:
             work.cancel()

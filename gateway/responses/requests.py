@@ -129,6 +129,9 @@ class StreamOptions(BaseModel):
     include_obfuscation: Ignored = None
 
 
+Tools = Annotated[Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None, BeforeValidator(tools_of)]
+
+
 class ResponseRequest(BaseModel):
     """`POST /v1/responses`."""
 
@@ -142,9 +145,7 @@ class ResponseRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None, BeforeValidator(tools_of)] = (
-        None
-    )
+    tools: Tools = None
     tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

@@ -1,8 +1,9 @@
 """Stored responses, in one SQLite database that all processes of a gateway share: DATA/responses/responses.db.
 
-Kept `keep_s` seconds after the last use of their conversation. A tenant has at most its share of the bytes, all together
-at most the limit; then the tenant's own session that was used least recently leaves as a whole, because a conversation
-without its beginning is of no use. Every function blocks and may raise sqlite3.Error: call them on one thread.
+Kept `keep_s` seconds after the last use of their conversation. A tenant has at most its share of the bytes, all
+together at most the limit; then the tenant's own session that was used least recently leaves as a whole, because a
+conversation without its beginning is of no use. Every function blocks and may raise sqlite3.Error: call them on one
+thread.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`POST /v1/embeddings`: a route that only engines with HTTP of their own have. A request for another model is refused by
-name."""
+"""`POST /v1/embeddings`: a route that only engines with HTTP of their own have. A request for another model is refused
+by name."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class RelayRun:
         if self._remembered or not self.answered:
             return
         self._remembered = True
-        reading, times = self._reading, self._relay.progress.times
+        times = self._relay.progress.times
         if times.spoken and self._relay.events:
             times.ended(None, self._parts.clock.now())
         if self._job.hop is not None:
