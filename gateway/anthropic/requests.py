@@ -18,7 +18,7 @@ from gateway.openai.parameters import HARMLESS
 from gateway.openai.requests import TokenCount
 from gateway.openai.thinking import Effort
 from gateway.openai.tools import MAX_TOOLS, STRICT, JsonSchema, Name, Parameters
-from gateway.responses.items import Lenient
+from gateway.responses.items import Lenient, OrText
 from gateway.responses.requests import EXTRAS
 
 #: Fields with any value, without effect on the text.
@@ -101,9 +101,9 @@ class ResultBlock(Lenient):
 
     type: Literal["tool_result"]
     tool_use_id: _Id
-    content: Annotated[list[ResultPart], BeforeValidator(lambda v: _blocks(v)), Field(max_length=MAX_BLOCKS)] = Field(
-        default_factory=list
-    )
+    content: Annotated[
+        list[ResultPart], BeforeValidator(lambda v: _blocks(v)), OrText(), Field(max_length=MAX_BLOCKS)
+    ] = Field(default_factory=list)
     is_error: bool | None = None
     cache_control: Ignored = None
 
@@ -152,7 +152,7 @@ class AnthropicMessage(Lenient):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Annotated[list[Block], Field(max_length=MAX_BLOCKS)], BeforeValidator(_blocks)]
+    content: Annotated[Annotated[list[Block], Field(max_length=MAX_BLOCKS)], BeforeValidator(_blocks), OrText()]
 
     @model_validator(mode="after")
     def _whose(self) -> AnthropicMessage:
@@ -263,7 +263,6 @@ def _edits(value: Any) -> None:
 
 
 _FREE = {"type": ["object", "null"]}
-_SYSTEM = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}
 
 
 class CountRequest(BaseModel):
@@ -272,7 +271,7 @@ class CountRequest(BaseModel):
     model_config = STRICT
     model: Annotated[str, Field(min_length=1, max_length=512)]
     messages: Annotated[list[AnthropicMessage], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[list[TextBlock], BeforeValidator(_blocks), WithJsonSchema(_SYSTEM)] = []
+    system: Annotated[list[TextBlock], BeforeValidator(_blocks), OrText()] = []
     tools: Annotated[Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None, BeforeValidator(_tools)] = None
     tool_choice: AnthropicChoice | None = None
     thinking: AnthropicThinking | None = None

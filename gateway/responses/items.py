@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from gateway.openai.inputs import Ignored, Text, utf8
 from gateway.openai.tools import MAX_TOOLS, STRICT, Function, Named
@@ -17,6 +26,13 @@ _PART_FIELDS = frozenset(
     {"type", "text", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint", "refusal", "image_url",
      "detail"}
 )  # fmt: skip
+
+
+class OrText:
+    """Of a list that may also be one text: says so in the API's description."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 
 class Lenient(BaseModel):

@@ -17,7 +17,7 @@ from gateway.openai.parameters import HARMLESS
 from gateway.openai.requests import TokenCount
 from gateway.openai.thinking import Effort
 from gateway.openai.tools import MAX_TOOLS, STRICT, JsonSchema, Name
-from gateway.responses.items import Choice, FunctionTool, Item, Lenient, items_of, tools_of
+from gateway.responses.items import Choice, FunctionTool, Item, Lenient, OrText, items_of, tools_of
 
 #: Fields of chats that work here as they do there.
 EXTRAS = frozenset(
@@ -122,7 +122,7 @@ class TextOptions(Lenient):
     verbosity: Ignored = None
 
 
-class StreamOptions(BaseModel):
+class ResponseStreamOptions(BaseModel):
     """Options of a stream."""
 
     model_config = STRICT
@@ -138,7 +138,9 @@ class ResponseRequest(BaseModel):
     model_config = STRICT
     model: Annotated[str, Field(min_length=1, max_length=512)]
     input: Annotated[
-        Annotated[list[Item], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)], BeforeValidator(items_of)
+        Annotated[list[Item], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)],
+        BeforeValidator(items_of),
+        OrText(),
     ]
     instructions: Text | None = None
     max_output_tokens: TokenCount | None = None
@@ -153,7 +155,7 @@ class ResponseRequest(BaseModel):
     include: Annotated[list[str] | None, BeforeValidator(_include)] = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None

@@ -1,4 +1,4 @@
-"""`/v1/responses` and `/v1/messages` over engines with HTTP of their own: relayed as chats, their answers translated."""
+"""`/v1/responses` and `/v1/messages` over engines with HTTP of their own: relayed as chats, and translated back."""
 
 from __future__ import annotations
 
