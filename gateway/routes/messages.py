@@ -10,18 +10,21 @@ from aiohttp import web
 from contracts.errors import RequestError
 from contracts.v1 import worker_pb2 as pb
 from gateway.anthropic.events import MessageAnswer
+from gateway.core.admission import Caller
 from gateway.core.implicit import after_answer, with_calls
 from gateway.core.relay_bodies import Relayed
 from gateway.core.renaming import OF_MESSAGES, renamed
+from gateway.inline_hints import expect_result
 from gateway.intake import caller_of, read_count, read_message
+from gateway.openai.asked import Asked
 from gateway.openai.chat_reader import ChatReader, error_of
-from gateway.openai.responses import Choice
+from gateway.openai.responses import Choice, Usage
 from gateway.parts import PARTS
-from gateway.routes.answer import Part, answer, new_job
+from gateway.routes.answer import Keep, Part, answer, new_job
 from gateway.routes.relayed import relay
 from gateway.routes.tokens import counted
 from gateway.routes.translated import relay_translated
-from gateway.sessions import stated
+from gateway.sessions import Resolved, stated
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -35,7 +38,8 @@ async def create(request: web.Request) -> web.StreamResponse:
         if isinstance(asked, Relayed):
             session = parts.sessions.resolve(caller.tenant, named, asked.history)
             reader = ChatReader(thoughts=wanted.thoughts, splits=True)
-            return await relay_translated(request, caller, asked, session, message_id, answering, reader)
+            keep = _expecting(request, caller, session, asked)
+            return await relay_translated(request, caller, asked, session, message_id, answering, reader, keep)
         prompt = asked.prompts[0]
         session = parts.sessions.resolve(caller.tenant, named, prompt.history)
         job = new_job(request, asked, prompt, caller, session, message_id)
@@ -45,9 +49,21 @@ async def create(request: web.Request) -> web.StreamResponse:
             text = "".join(choice.text)
             parts.sessions.remember(session, lambda history: after_answer(history, with_calls(text, called)))
 
-        return await answer(request, caller, asked, [Part(session, job, ended)], answering)
+        keep = _expecting(request, caller, session, asked)
+        return await answer(request, caller, asked, [Part(session, job, ended)], answering, keep)
     except RequestError as e:
         raise renamed(e, OF_MESSAGES) from None
+
+
+def _expecting(request: web.Request, caller: Caller, session: Resolved, asked: Asked | Relayed) -> Keep:
+    """Hints that the results of an answer's calls come."""
+
+    async def keep(choices: list[Choice], _usage: Usage) -> dict[str, object]:
+        if choices[0].calls:
+            expect_result(request, caller, session.key.session_id, asked.model, asked.priority or 0)
+        return {}
+
+    return keep
 
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:

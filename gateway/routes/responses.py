@@ -14,6 +14,7 @@ from gateway.core.implicit import after_answer, with_calls
 from gateway.core.relay_bodies import Relayed
 from gateway.core.renaming import OF_RESPONSES, renamed
 from gateway.envelope import OUTLIVES
+from gateway.inline_hints import expect_result
 from gateway.intake import caller_of, read_response
 from gateway.openai.chat_reader import ChatReader
 from gateway.openai.responses import Choice, Usage
@@ -86,8 +87,11 @@ class _Turn:
         return await answer(self._request, self._caller, inner, [part], self._answering, self._keep)
 
     async def _keep(self, choices: Sequence[Choice], usage: Usage) -> dict[str, object]:
-        """Store the response before its end can be read."""
+        """Store the response before its end can be read, and hint that the results of its calls come."""
         keeper, tenant = self._parts.responses, self._caller.tenant
+        if choices[0].calls:
+            inner = self._asked.asked
+            expect_result(self._request, self._caller, self._session.key.session_id, inner.model, inner.priority or 0)
         keeper.note(tenant, self._id, self._session.key.session_id)
         if not self._stores:
             return {}

@@ -44,7 +44,7 @@ class Thing(BaseModel):
     count: int
 
 
-# ---- OpenAI's Agents SDK, with its defaults: the Responses API ---------------------------------------------------------
+# ---- OpenAI's Agents SDK, with its defaults: the Responses API -------------------------------------------------------
 def fresh_client() -> None:
     """A client of this case's event loop."""
     set_default_openai_client(openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0))
@@ -101,7 +101,7 @@ def agents_sessions() -> None:
     assert response.previous_response_id == first.last_response_id
 
 
-# ---- LangChain ---------------------------------------------------------------------------------------------------------
+# ---- LangChain -------------------------------------------------------------------------------------------------------
 def _chat(**more: Any) -> ChatOpenAI:
     given = {"model": MODEL, "base_url": f"{URL}/v1", "api_key": KEY, "use_responses_api": True, "max_retries": 0}
     return ChatOpenAI(**given | {"temperature": 0} | more)
@@ -143,7 +143,7 @@ def langchain_goes_on() -> None:
     assert made.previous_response_id == first.response_metadata["id"]
 
 
-# ---- LiteLLM as a client -----------------------------------------------------------------------------------------------
+# ---- LiteLLM as a client ---------------------------------------------------------------------------------------------
 _OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY}
 _ANTHROPIC = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": KEY}
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {
@@ -177,8 +177,8 @@ def litellm_errors() -> None:
     raise AssertionError("it did not fail")
 
 
-def anthropic_helper() -> None:
-    """The tool runner of Anthropic's own client."""
+def anthropic_newer() -> None:
+    """A newer client of Anthropic's than the one in the gateway's environment."""
     client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
     with client.messages.stream(
         model=MODEL, max_tokens=24, messages=[{"role": "user", "content": ASKED}], extra_body={"temperature": 0}
@@ -191,7 +191,7 @@ CASES: dict[str, Callable[[], None]] = {
     for case in (
         agents_run, agents_streams, agents_tools, agents_output_type, agents_sessions, langchain_invokes,
         langchain_streams, langchain_tools, langchain_structured, langchain_goes_on, litellm_chats, litellm_responses,
-        litellm_errors, anthropic_helper,
+        litellm_errors, anthropic_newer,
     )
 }  # fmt: skip
 

@@ -309,7 +309,7 @@ def framework_suite(url: str, client: Client) -> dict[str, str]:
 FRAMEWORK_CASES = (
     "agents_run", "agents_streams", "agents_tools", "agents_output_type", "agents_sessions", "langchain_invokes",
     "langchain_streams", "langchain_tools", "langchain_structured", "langchain_goes_on", "litellm_chats",
-    "litellm_responses", "litellm_errors", "anthropic_helper",
+    "litellm_responses", "litellm_errors", "anthropic_newer",
 )  # fmt: skip
 
 
