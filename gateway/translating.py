@@ -86,7 +86,7 @@ def ask_response(data: Any, length: int, told: Told, stored: Stored | None) -> R
     stored = stored or Stored()
     items = of_items.stored_items(wanted.input, json.loads(stored.referenced))
     chat = of_items.chat_of(wanted.instructions, json.loads(stored.earlier), items)
-    named = told.named or wanted.previous_response_id is not None
+    named = told.named or bool(wanted.previous_response_id)
     body = passed | of_items.chat_fields(wanted) | {"messages": chat.messages}
     try:
         asked = _chat(body, length + stored.length, replace(told, named=named), OF_RESPONSES["response_format"])

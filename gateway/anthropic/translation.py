@@ -19,6 +19,7 @@ from gateway.anthropic.requests import (
     session_in,
     spelled,
 )
+from gateway.responses.items import chat_tool
 from gateway.responses.translation import Chat
 
 Body = dict[str, Any]
@@ -95,17 +96,8 @@ def shows_thoughts(wanted: CountRequest) -> bool:
 
 def common_fields(wanted: CountRequest) -> Body:
     """The fields of the chat that a prompt is made of."""
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                k: v
-                for k, v in (("name", t.name), ("description", t.description), ("parameters", t.input_schema))
-                if v is not None
-            },
-        }
-        for t in wanted.tools or ()
-    ]
+    forced = wanted.tool_choice is not None and wanted.tool_choice.type in ("any", "tool")
+    tools = [chat_tool(t.name, t.description, t.input_schema, t.strict, forced=forced) for t in wanted.tools or ()]
     body: Body = {"model": wanted.model}
     if tools:
         body["tools"] = tools

@@ -205,10 +205,9 @@ class FunctionTool(Function):
     output_schema: Ignored = None
     defer_loading: Ignored = None
 
-    def chat(self) -> dict[str, Any]:
-        """In the form of chats."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+    def chat(self, *, forced: bool) -> dict[str, Any]:
+        """In the form of chats. forced: a tool must be called."""
+        return chat_tool(self.name, self.description, self.parameters, self.strict, forced=forced)
 
     def shown(self) -> dict[str, Any]:
         """In the form of responses."""
@@ -219,6 +218,13 @@ class FunctionTool(Function):
             "parameters": self.parameters,
             "strict": bool(self.strict),
         }
+
+
+def chat_tool(name: str, description: str | None, parameters: Any, strict: bool | None, *, forced: bool) -> Any:
+    """A tool in the form of chats. forced: it, or another one, must be called; then vLLM too keeps to its schema."""
+    kept = True if forced and strict is None else strict
+    function = {"name": name, "description": description, "parameters": parameters, "strict": kept}
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
 
 def tools_of(value: Any) -> Any:

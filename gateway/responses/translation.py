@@ -162,8 +162,9 @@ def _chat_part(part: Body) -> Body:
 # ---- the other fields ------------------------------------------------------------------------------------------------
 def chat_fields(wanted: ResponseRequest) -> Body:
     """The other fields of the chat."""
-    tools = [tool.chat() for tool in wanted.tools or ()]
     choice: Any = wanted.tool_choice
+    forced = isinstance(choice, Named) or "required" in (choice, getattr(choice, "mode", ""))
+    tools = [tool.chat(forced=forced) for tool in wanted.tools or ()]
     if isinstance(choice, Named):
         choice = {"type": "function", "function": {"name": choice.name}}
     elif isinstance(choice, Allowed):

@@ -179,7 +179,6 @@ ITEMS: dict[str, Any] = RESPONSE | {
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "a"}]},
         CALL_ITEM,
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "found"}]},
-        {"type": "item_reference", "id": "msg_" + "0" * 36},
     ],
     "tools": [{"type": "function", **TOOL["function"]}],
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
@@ -189,7 +188,11 @@ ITEMS: dict[str, Any] = RESPONSE | {
     "metadata": {"a": "b"},
     "stream": True,
 }
-CONTINUED_RESPONSE: dict[str, Any] = RESPONSE | {"previous_response_id": "resp_" + "0" * 32, "store": False}
+CONTINUED_RESPONSE: dict[str, Any] = RESPONSE | {
+    "previous_response_id": "resp_" + "0" * 32,
+    "store": False,
+    "input": [{"type": "item_reference", "id": "msg_" + "0" * 36}],
+}
 BACKGROUND: dict[str, Any] = RESPONSE | {"background": True}
 ANTHROPIC: dict[str, Any] = {
     "model": NAME,

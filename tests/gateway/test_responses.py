@@ -208,6 +208,11 @@ async def test_what_is_wrong_is_refused_by_name(s: Stack, wrong: dict[str, Any],
     assert set(answer["error"]) == {"message", "type", "param", "code"}
 
 
+async def test_no_previous_response_is_none(s: Stack) -> None:
+    for nothing in (None, ""):
+        await ask(s, previous_response_id=nothing)
+
+
 async def test_an_unknown_model_is_a_404(s: Stack) -> None:
     status, answer, _ = await s.post("/v1/responses", body(model="nobody"))
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
