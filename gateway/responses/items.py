@@ -220,7 +220,9 @@ class FunctionTool(Function):
         }
 
 
-def chat_tool(name: str, description: str | None, parameters: Any, strict: bool | None, *, forced: bool) -> Any:
+def chat_tool(
+    name: str, description: str | None, parameters: Any, strict: bool | None, *, forced: bool
+) -> dict[str, Any]:
     """A tool in the form of chats. forced: it, or another one, must be called; then vLLM too keeps to its schema."""
     kept = True if forced and strict is None else strict
     function = {"name": name, "description": description, "parameters": parameters, "strict": kept}
