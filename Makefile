@@ -10,6 +10,8 @@ PYTEST := $(BIN)/python -m pytest
 SDK := .cache/sdk
 SDK_CREWAI := .cache/sdk-crewai
 SDK_PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
+# Agent frameworks and LiteLLM as clients of a gateway, for tests/clients.
+CLIENTS := .cache/clients
 # What builds the web SDK, and what drives Chromium in its tests.
 WEB_TOOLS := web-sdk/node_modules/.package-lock.json
 # Flags of `upbeat up`: make up ARGS="--nodes 3 --port 9000"
@@ -22,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks
+.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -50,7 +52,7 @@ $(VENV)/.tests: $(VENV)/.serves
 	@$(PIP) --no-deps lmcache || echo "LMCache has no build for this machine: the tests of its codecs are skipped"
 	@touch $@
 
-test: $(VENV)/.tests $(SDK)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
+test: $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 	$(if $(ARGS),,$(sdk_pytest))
 
@@ -115,8 +117,16 @@ endef
 azurite: ## Azure's storage emulator for the blob tier's tests (npm); they are skipped without it
 	npm install --prefix .cache/azurite --no-fund --no-audit azurite@3.37.0
 
+clients: $(CLIENTS)/.tests ## the frameworks of tests/clients/frameworks.txt, in an environment of their own
+
+$(CLIENTS)/.tests: tests/clients/frameworks.txt
+	@echo "making $(CLIENTS): agent frameworks and LiteLLM, which are tested as clients"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/clients/frameworks.txt
+	@touch $@
+
 NODE_CLIENT := tests/clients/node_modules/.package-lock.json
-node-client: $(NODE_CLIENT) ## OpenAI's Node client, for the tests that run it; they are skipped without npm
+node-client: $(NODE_CLIENT) ## OpenAI's and Anthropic's Node clients and the AI SDK, for the tests that run them; they are skipped without npm
 
 $(NODE_CLIENT): tests/clients/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-fund --no-audit --prefix tests/clients && touch $@ || echo "the Node client could not be installed: its tests are skipped"; \

@@ -221,9 +221,11 @@ def encode_step(step: StepFrame) -> bytes:
         "outputs": [_output(o) for o in step.outputs],
         "failed": [[f.request_id, f.error] for f in step.failed],
     }
-    # A separate key: few outputs have times, and older gateways ignore it.
+    # Separate keys: few outputs have these, and older gateways ignore them.
     if times := {o.request_id: o.times for o in step.outputs if o.times is not None}:
         data["times"] = times
+    if stops := {o.request_id: o.stop for o in step.outputs if o.stop}:
+        data["stops"] = stops
     if step.trial is not None:
         data["trial"] = step.trial
     if step.leaving:
@@ -293,6 +295,9 @@ def decode_step(frame: bytes) -> StepFrame:
         if isinstance(times := step.get("times"), dict):
             for output in outputs:
                 output.times = times.get(output.request_id)
+        if isinstance(stops := step.get("stops"), dict):
+            for output in outputs:
+                output.stop = str(stops.get(output.request_id) or "")
         found.outputs += outputs
         if accepted := step.get("accepted"):
             found.accepted += _events(accepted, lambda a: Accepted(*a), unread)

@@ -149,7 +149,8 @@ class Output:
     text: new text, complete characters only, without tool calls. tokens: new token ids, including those whose text is
     still held back. logprobs: one per token of the answer; the token that ends it has none. cached_tokens: prompt
     tokens whose KV was not computed; valid from the first output on. times: seconds by `contracts.turn_times.Phase`; up
-    to the first token, sent with it, and from there on, sent with the last.
+    to the first token, sent with it, and from there on, sent with the last. stop: the stop string that ended the
+    answer.
     """
 
     request_id: str
@@ -160,6 +161,7 @@ class Output:
     finish_reason: FinishReason | None = None
     tool_calls: list[ToolCallDelta] | None = None
     times: dict[str, float] | None = None
+    stop: str = ""
 
 
 @dataclass(slots=True)

@@ -35,6 +35,7 @@ from gateway.https import https_context
 from gateway.intake import expect_continue
 from gateway.listener import Listener
 from gateway.parts import PARTS, Parts
+from gateway.responses.keeper import Keeper
 from gateway.routes import (
     advisory,
     browser_pages,
@@ -45,8 +46,10 @@ from gateway.routes import (
     events,
     files,
     fine_tuning,
+    messages,
     models,
     ops,
+    responses,
     sessions,
     tokens,
     web_sdk,
@@ -100,15 +103,19 @@ def build(parts: Parts) -> web.Application:
     get("/v1/models/{model:.+}", models.show)
     add("DELETE", "/v1/models/{model:.+}", models.delete)
     relayed: tuple[tuple[str, Handler], ...] = (
-        ("/v1/responses", engine_routes.responses),
-        ("/v1/messages", engine_routes.messages),
-        ("/v1/messages/count_tokens", engine_routes.count_tokens),
+        ("/v1/responses", responses.create),
+        ("/v1/responses/{response_id}/cancel", responses.cancel),
+        ("/v1/messages", messages.create),
+        ("/v1/messages/count_tokens", messages.count_tokens),
         ("/v1/embeddings", engine_routes.embeddings),
         ("/tokenize", tokens.tokenize),
         ("/detokenize", tokens.detokenize),
     )
     for route, handles in relayed:
         add("POST", route, handles, expect_handler=expect_continue)
+    get("/v1/responses/{response_id}", responses.show)
+    get("/v1/responses/{response_id}/input_items", responses.input_items)
+    add("DELETE", "/v1/responses/{response_id}", responses.delete)
     add("POST", "/v1/files", files.upload, expect_handler=files.expect)
     get("/v1/files", files.index)
     get("/v1/files/{file_id}", files.show)
@@ -216,12 +223,21 @@ class Gateway:
             browser_limits=BrowserLimits(),
             watches=Watches(fleet, clock),
             fine_tuning=FineTuning(config, fleet),
+            responses=Keeper(
+                config.data,
+                clock,
+                section.responses_keep_s,
+                section.responses_bytes,
+                share,
+                f"{section.host}:{section.port}:{self._number}",
+            ),
         )
         metrics.BODY_BYTES.set_function(lambda: parts.bodies.held)
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(workers.watch(), "watch the workers")
         self._tasks.start(parts.hints.run(), "tell hints")
         self._tasks.start(parts.turn_reports.run(), "tell where turns' time went")
+        self._tasks.start(parts.responses.watch(), "watch stored responses")
         if self._warm:
             parts.decoding.start()
         # Compressing the pages takes a tenth of a second, once. Do it now so that no stream waits for it.
@@ -290,5 +306,6 @@ class Gateway:
             await self.parts.decoding.close()
             await self.parts.fine_tuning.close()
             await self._tasks.cancel()
+            await self.parts.responses.close()
             with contextlib.suppress(Exception):
                 await self.parts.fleet.stop()

@@ -6,8 +6,8 @@ from __future__ import annotations
 import gc
 
 from contracts.errors import BodyTooLarge, InvalidRequest, RequestError
-from gateway.openai.asked import ask
-from gateway.openai.asked_wire import decode_question, encode_answer
+from gateway.asked_wire import decode_question, encode_answer
+from gateway.asking import ask
 from runtime.child import serve
 from runtime.heap import give_back_free_memory, give_back_large_buffers
 

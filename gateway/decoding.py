@@ -9,17 +9,16 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 from contracts.errors import BodyTooLarge, Unavailable
 from gateway import metrics
+from gateway.asked_wire import decode_answer, encode_question, encode_reading
+from gateway.asking import Kind, ask
 from gateway.core.bodies import Tally
 from gateway.core.relay_answers import Reading
-from gateway.core.relay_bodies import Relayed
-from gateway.core.relay_routes import OwnKind
-from gateway.openai.asked import Asked, Kind, TextKind, Told, ask
-from gateway.openai.asked_wire import decode_answer, encode_question, encode_reading
-from gateway.openai.token_requests import TokenKind, TokensAsked
+from gateway.openai.asked import Told
+from gateway.translating import Stored
 from runtime import niceness
 from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
 
@@ -60,19 +59,13 @@ class Decoding:
         with contextlib.suppress(ChildDied):  # already logged; the first large body tries again
             await self._children.start()
 
-    @overload
-    async def ask(self, kind: TextKind, body: bytes, tally: Tally, told: Told) -> Asked | Relayed: ...
-    @overload
-    async def ask(self, kind: TokenKind, body: bytes, tally: Tally, told: Told) -> TokensAsked | Relayed: ...
-    @overload
-    async def ask(self, kind: OwnKind, body: bytes, tally: Tally, told: Told) -> Relayed: ...
-    async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told) -> Asked | TokensAsked | Relayed:
-        """The request in `body`. Raises InvalidRequest for an invalid body, BodyTooLarge when decoding takes too much
-        memory, Unavailable when too many bodies wait."""
+    async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told, stored: Stored | None = None) -> Any:
+        """The request in `body`, a `Question`. stored: what it names of stored responses; `tally` counts that too.
+        Raises InvalidRequest for an invalid body, BodyTooLarge when decoding takes too much memory, Unavailable when
+        too many bodies wait."""
         if tally.light:
-            return ask(kind, body, told)
-        asked: Asked | TokensAsked | Relayed = await self._helped(told.tenant, encode_question(kind, body, told))
-        return asked
+            return ask(kind, body, told, stored)
+        return await self._helped(told.tenant, encode_question(kind, body, told, stored))
 
     async def read(self, tenant: str, reading: Reading, body: bytes, tally: Tally) -> Reading:
         """`reading` after a whole answer of an engine. Raises BodyTooLarge and Unavailable as `ask` does."""

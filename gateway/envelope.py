@@ -24,6 +24,8 @@ from gateway.timing import ARRIVED_S
 from runtime import telemetry
 
 log = telemetry.logger("gateway.http")
+#: The request's work goes on after it was answered; whoever does it releases its body.
+OUTLIVES = web.RequestKey("outlives", bool)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -65,18 +67,13 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         incident = secrets.token_hex(6)
         log.exception("unexpected error", path=request.path, incident=incident)
-        body = {
-            "error": {
-                "message": f"internal error {incident}",
-                "type": "server_error",
-                "param": None,
-                "code": "internal_error",
-            }
-        }
-        response = web.json_response(body, status=500)
+        broken = Unavailable(f"internal error {incident}", code="internal_error")
+        broken.status = 500
+        response = web.json_response(error_body(broken, request.path), status=500)
     finally:
         connection.deadlines.ended()
-        request.app[PARTS].bodies.release(request)
+        if not request.get(OUTLIVES):
+            request.app[PARTS].bodies.release(request)
     if request.app[PARTS].draining and not response.prepared:
         response.force_close()
     metrics.child(metrics.REQUESTS, route_name(request), str(response.status)).inc()
@@ -105,14 +102,15 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
     if error.status < 400:
         return web.Response(status=error.status, headers=error.headers)
     if error.status == 404:
-        return error_response(NotFound(f"no such route: {request.method} {request.path[:200]}", code="unknown_url"))
+        unknown = NotFound(f"no such route: {request.method} {request.path[:200]}", code="unknown_url")
+        return error_response(unknown, request.path)
     refused = InvalidRequest(error.reason, code="http_error")
     refused.status = error.status
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         refused = InvalidRequest(f"{request.method} is not allowed here; allowed: {allowed}", code="method_not_allowed")
         refused.status = 405
-        response = error_response(refused)
+        response = error_response(refused, request.path)
         response.headers["Allow"] = allowed
         return response
-    return error_response(refused)
+    return error_response(refused, request.path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from contracts.advisory import Advisory
 from contracts.convert import advisory_to_wire
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
@@ -15,6 +16,9 @@ from gateway.core import kv_hints
 from gateway.core.admission import Caller
 from gateway.core.spellings import Spelled
 from gateway.parts import PARTS
+
+#: Seconds for which a session counts as about to go on after its answer has called tools.
+RESULT_S = 60.0
 
 
 class InlineHints:
@@ -49,3 +53,16 @@ class InlineHints:
         hints.advise([advisory_to_wire(a, tenant, f"adv-{secrets.token_hex(12)}", caller=caller) for a in advisories])
         for session_id in withdrawn:
             hints.invalidate(pb.InvalidateRequest(session=common_pb2.Session(tenant=tenant, session_id=session_id)))
+
+
+def expect_result(request: web.Request, caller: Caller, session_id: str, model: str, priority: int = 0) -> None:
+    """Hint that a session goes on soon: its answer has called tools, whose results come back. Counts against the
+    caller's hint limit; over it, nothing is sent."""
+    parts = request.app[PARTS]
+    if parts.limits.take(caller.tenant, 1, parts.clock.now()):
+        metrics.HINTS.labels("advisory", "limited").inc()
+        return
+    advisory = Advisory(session_id, model, priority=caller.priority(priority), ttl_s=RESULT_S)
+    address = parts.callers.digest(request.remote)
+    wire = advisory_to_wire(advisory, caller.tenant, f"adv-{secrets.token_hex(12)}", caller=address)
+    parts.hints.advise([wire])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from aiohttp import hdrs, web
 
 from contracts.errors import BodyTooLarge, Forbidden, InvalidRequest, WrongMediaType
+from gateway.asking import Kind
 from gateway.core.admission import Caller, bearer, parse_json
 from gateway.core.bodies import MOST_DECODED, SMALL_VALUES, Tally, most_useful_bytes
 from gateway.core.browser_tokens import Grant, is_browser_token
@@ -15,13 +16,14 @@ from gateway.core.callers import network_of
 from gateway.core.relay_bodies import Relayed
 from gateway.core.relay_routes import OWN_KINDS, OwnKind, is_anthropic
 from gateway.core.spellings import FINAL, PRIORITY, session_of
-from gateway.openai.asked import Asked, Kind, TextKind, Told
+from gateway.openai.asked import Asked, TextKind, Told
 from gateway.openai.inputs import MAX_PROMPTS
 from gateway.openai.token_requests import TokenKind, TokensAsked
 from gateway.parts import PARTS, Parts
+from gateway.translating import MessageAsked, NeedsStored, ResponseAsked
 
-#: Where Anthropic's clients put a key.
-_KEY_HEADER = "X-Api-Key"
+#: Where Anthropic's clients put a key, and a header that they always send.
+_KEY_HEADER, _VERSION_HEADER = "X-Api-Key", "Anthropic-Version"
 #: In a request: the node that must run it. In a response: the node that ran it.
 NODE_HEADER = "X-Upbeat-Node"
 #: Size limits of bodies other than requests for text: with a credential in a header, and of hints without one, which
@@ -61,7 +63,7 @@ def caller_of(request: web.Request) -> Caller:
     """The caller. Raises Unauthorized, and Forbidden for a browser token, which is valid for hints only."""
     parts = request.app[PARTS]
     credential = bearer(request.headers.get(hdrs.AUTHORIZATION))
-    if credential is None and is_anthropic(request.path):
+    if credential is None and (is_anthropic(request.path) or _VERSION_HEADER in request.headers):
         credential = request.headers.get(_KEY_HEADER)
     if is_browser_token(credential):
         assert credential is not None
@@ -126,31 +128,74 @@ async def read_asked(request: web.Request, kind: TextKind, caller: Caller) -> As
     of its packed prompts, or of the body for an engine's HTTP. Raises what `check_json_type` and `Bodies.read` raise,
     InvalidRequest for an invalid body, and BodyTooLarge when decoding takes too much memory."""
     body, tally, told = await _read(request, kind, caller, MAX_PROMPTS if kind == "completion" else 1)
-    asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
-    if isinstance(asked, Relayed):
-        request.app[PARTS].bodies.hold(request, len(asked.body))
-    elif not tally.light:
-        request.app[PARTS].bodies.hold(request, sum(prompt.packed_bytes for prompt in asked.prompts))
+    asked: Asked | Relayed = await request.app[PARTS].decoding.ask(kind, body, tally, told)
+    _hold(request, asked, tally)
     return asked
 
 
 async def read_tokens_asked(request: web.Request, kind: TokenKind, caller: Caller) -> TokensAsked | Relayed:
     """Like `read_asked`, for `/tokenize` and `/detokenize`."""
     body, tally, told = await _read(request, kind, caller, 1)
-    asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
-    if isinstance(asked, Relayed):
-        request.app[PARTS].bodies.hold(request, len(asked.body))
-    elif not tally.light:
-        request.app[PARTS].bodies.hold(request, asked.packed_bytes)
+    asked: TokensAsked | Relayed = await request.app[PARTS].decoding.ask(kind, body, tally, told)
+    _hold(request, asked, tally)
     return asked
+
+
+async def read_response(request: web.Request, caller: Caller) -> tuple[ResponseAsked, str | None]:
+    """Like `read_asked`, for `/v1/responses`; also the session of the response that it goes on from. Raises also what
+    `Keeper.named` raises."""
+    parts, session = request.app[PARTS], None
+    body, tally, told = await _read(request, "response", caller, 1)
+    asked = await parts.decoding.ask("response", body, tally, told)
+    if isinstance(asked, NeedsStored):
+        stored, session = await parts.responses.named(caller.tenant, asked)
+        for piece in (stored.earlier, stored.referenced):
+            tally.add(piece)
+        if tally.length > parts.config.gateway.max_body_bytes:
+            raise InvalidRequest(
+                f"the conversation is longer than {parts.config.gateway.max_body_bytes} bytes; begin a shorter one",
+                param="previous_response_id",
+                code="context_length_exceeded",
+            )
+        if tally.light:
+            parts.bodies.hold(request, tally.length + tally.decoded)
+        asked = await parts.decoding.ask("response", body, tally, told, stored)
+    _hold(request, asked.asked, tally)
+    return asked, session
+
+
+async def read_message(request: web.Request, caller: Caller) -> MessageAsked:
+    """Like `read_asked`, for `/v1/messages`."""
+    body, tally, told = await _read(request, "message", caller, 1)
+    asked: MessageAsked = await request.app[PARTS].decoding.ask("message", body, tally, told)
+    _hold(request, asked.asked, tally)
+    return asked
+
+
+async def read_count(request: web.Request, caller: Caller) -> TokensAsked | Relayed:
+    """Like `read_tokens_asked`, for `/v1/messages/count_tokens`."""
+    body, tally, told = await _read(request, "count", caller, 1)
+    asked: TokensAsked | Relayed = await request.app[PARTS].decoding.ask("count", body, tally, told)
+    _hold(request, asked, tally)
+    return asked
+
+
+def _hold(request: web.Request, asked: Asked | TokensAsked | Relayed, tally: Tally) -> None:
+    """Hold what is left of a large body."""
+    bodies = request.app[PARTS].bodies
+    if isinstance(asked, Relayed):
+        bodies.hold(request, len(asked.body))
+    elif not tally.light:
+        packed = asked.packed_bytes if isinstance(asked, TokensAsked) else sum(p.packed_bytes for p in asked.prompts)
+        bodies.hold(request, packed)
 
 
 async def read_relayed(request: web.Request, kind: OwnKind, caller: Caller) -> Relayed:
     """Like `read_asked`, for routes that only engines with HTTP of their own have. Raises InvalidRequest also for a
     model with another engine."""
     body, tally, told = await _read(request, kind, caller, 1)
-    asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
-    request.app[PARTS].bodies.hold(request, len(asked.body))
+    asked: Relayed = await request.app[PARTS].decoding.ask(kind, body, tally, told)
+    _hold(request, asked, tally)
     return asked
 
 

@@ -22,6 +22,7 @@ from gateway.finetune.jobs import FineTuning
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
+from gateway.responses.keeper import Keeper
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
 from gateway.slots import Turnstile
@@ -59,6 +60,7 @@ class Parts:
     turn_reports: TurnReports
     attainments: Attainments
     fine_tuning: FineTuning
+    responses: Keeper
     #: The first origins that this process refused and logged.
     refused_origins: set[str] = field(default_factory=set)
     active: int = 0

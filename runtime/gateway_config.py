@@ -113,6 +113,12 @@ class GatewaySection(BaseModel):
     #: Seconds of silence after which a stream gets a comment (`: activating MODEL`, `: waiting`), so that proxies and
     #: users see that it lives. 0: none.
     comment_s: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    #: Seconds that a response of `/v1/responses` is stored after the last use of its conversation (default: 30 days).
+    #: 0: nothing is stored. In `data`, for all processes of this machine.
+    responses_keep_s: float = Field(default=30 * 86_400.0, ge=0, allow_inf_nan=False)
+    #: Bytes of stored responses, over all tenants; one tenant may have `tenant_share` of it. Then the sessions leave
+    #: that were used least recently.
+    responses_bytes: int = Field(default=1 << 30, ge=1 << 20)
     #: Seconds for running requests to end when the gateway is stopped.
     drain_s: float = Field(default=25.0, ge=0, allow_inf_nan=False)
 

@@ -19,7 +19,6 @@ from gateway.core.usage import estimated_tokens
 
 #: Tokens of an image or of another part that is no text, roughly.
 MEDIA_TOKENS = 1000
-_REASONING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
 _TOKEN_IDS = 1 << 32
 
 
@@ -57,12 +56,8 @@ class Conversation:
     def _part(self, part: Any) -> str:
         if not isinstance(part, dict):
             return self.text(part)
-        if part.get("type") in _REASONING:
-            return ""
         if isinstance(part.get("text"), str):
             return self.text(part["text"])
-        if "content" in part:  # the result of a tool
-            return f"{part.get('tool_use_id') or ''}{self.text(part['content'])}"
         self.media += 1
         return canonical(part)
 
@@ -100,63 +95,6 @@ def _chat(data: dict[str, Any]) -> Conversation:
         said.messages.append({"role": str(message.get("role")), "content": with_calls(content, calls)})
     said.tools(data.get("tools"))
     return said
-
-
-def _anthropic(data: dict[str, Any]) -> Conversation:
-    said = Conversation()
-    if data.get("system") is not None:
-        said.messages.append({"role": "system", "content": said.text(data["system"])})
-    for message in _objects(data.get("messages")):
-        content, calls = message.get("content"), []
-        if isinstance(content, list):
-            calls = [[str(part.get("name")), canonical(part.get("input"))] for part in content if _is_use(part)]
-            content = [part for part in content if not _is_use(part)]
-        said.text_bytes += sum(len(text) for call in calls for text in call)
-        said.messages.append({"role": str(message.get("role")), "content": with_calls(said.text(content), calls)})
-    said.tools(data.get("tools"))
-    return said
-
-
-def _is_use(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "tool_use"
-
-
-def _responses(data: dict[str, Any]) -> Conversation:
-    """Consecutive items of the assistant are one turn: its messages and calls, without its reasoning."""
-    said, texts, calls = Conversation(), list[str](), list[list[str]]()
-
-    def turn_ends() -> None:
-        if texts or calls:
-            said.messages.append({"role": "assistant", "content": with_calls("".join(texts), calls)})
-            texts.clear()
-            calls.clear()
-
-    if isinstance(data.get("instructions"), str):
-        said.messages.append({"role": "system", "content": said.text(data["instructions"])})
-    items = data.get("input")
-    for item in [{"role": "user", "content": items}] if isinstance(items, str) else _objects(items):
-        kind = item.get("type")
-        if kind == "reasoning":
-            continue
-        if kind in ("function_call", "custom_tool_call"):
-            call = called(item)
-            said.text_bytes += sum(map(len, call))
-            calls.append(call)
-        elif item.get("role") == "assistant":
-            texts.append(said.text(item.get("content")))
-        else:
-            turn_ends()
-            content = item.get("output") if "output" in item else item.get("content")
-            said.messages.append({"role": str(item.get("role") or kind), "content": said.text(content)})
-    turn_ends()
-    said.tools(data.get("tools"))
-    return said
-
-
-def called(item: dict[str, Any]) -> list[str]:
-    """Name and arguments of a call, which is an item of the Responses API."""
-    arguments = item.get("arguments") if item.get("type") == "function_call" else item.get("input")
-    return [str(item.get("name")), str(arguments)]
 
 
 def _completion(data: dict[str, Any]) -> Conversation:
@@ -205,9 +143,6 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 _READERS: dict[RelayKind, Callable[[dict[str, Any]], Conversation]] = {
     "chat": _chat,
     "completion": _completion,
-    "responses": _responses,
-    "messages": _anthropic,
-    "count_tokens": _nothing,
     "embeddings": _embeddings,
     "tokenize": _nothing,
     "detokenize": _nothing,

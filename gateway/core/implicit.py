@@ -85,8 +85,18 @@ def after_completion(history: History, answer: str | Sequence[int]) -> bytes | N
 
 
 def with_calls(text: str, called: list[list[str]]) -> str:
-    """An assistant's text followed by its calls (name, arguments)."""
-    return text.strip() + json.dumps(called) if called else text
+    """An assistant's text followed by its calls (name, arguments), however their arguments are spelled: clients of
+    Anthropic's API send them back as objects."""
+    if not called:
+        return text
+    return text.strip() + json.dumps([[name, _canonical(arguments)] for name, arguments in called])
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 class ImplicitSessions:

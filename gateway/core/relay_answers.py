@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from gateway.core.conversations import called, canonical
 from gateway.core.relay_events import data_of
 from gateway.core.relay_routes import RelayKind
 
@@ -138,24 +137,13 @@ def _decoded(data: bytes) -> dict[str, Any] | None:
 
 
 def _states(reading: Reading, usage: Any) -> None:
-    """Cached tokens are a part of the prompt's tokens in OpenAI's formats; in Anthropic's they stand beside the others,
-    and a stream states its tokens in parts."""
-    if not isinstance(usage, dict):
+    if not isinstance(usage, dict) or "prompt_tokens" not in usage:
         return
     stated = reading.stated = reading.stated or Stated()
-    if "prompt_tokens" in usage or "input_tokens_details" in usage:
-        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-        stated.prompt_tokens = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
-        stated.completion_tokens = _count(usage.get("completion_tokens", usage.get("output_tokens")))
-        stated.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-        return
-    if "input_tokens" in usage:
-        stated.cached_tokens = _count(usage.get("cache_read_input_tokens"))
-        stated.prompt_tokens = (
-            _count(usage["input_tokens"]) + stated.cached_tokens + _count(usage.get("cache_creation_input_tokens"))
-        )
-    if "output_tokens" in usage:
-        stated.completion_tokens = _count(usage["output_tokens"])
+    details = usage.get("prompt_tokens_details")
+    stated.prompt_tokens = _count(usage["prompt_tokens"])
+    stated.completion_tokens = _count(usage.get("completion_tokens"))
+    stated.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
 
 
 def _count(value: Any) -> int:
@@ -190,49 +178,6 @@ def _completion_event(reading: Reading, value: dict[str, Any]) -> None:
     _states(reading, value.get("usage"))
 
 
-def _responses_event(reading: Reading, value: dict[str, Any]) -> None:
-    kind = value.get("type")
-    if kind == "response.output_item.done":
-        _item(reading, _object(value.get("item")))
-    elif kind in ("response.completed", "response.incomplete", "response.failed"):
-        reading.ended = True
-        _states(reading, _object(value.get("response")).get("usage"))
-    elif isinstance(kind, str) and kind.endswith(".delta"):
-        reading.counted(value.get("delta"))  # the item comes whole when it is done
-
-
-def _messages_event(reading: Reading, value: dict[str, Any]) -> None:
-    kind, delta = value.get("type"), _object(value.get("delta"))
-    if kind == "message_start":
-        _states(reading, _object(value.get("message")).get("usage"))
-    elif kind == "content_block_start":
-        block = _object(value.get("content_block"))
-        if block.get("type") == "tool_use":
-            reading.call(len(reading.calls), block.get("name"))
-    elif kind == "content_block_delta":
-        reading.said(delta.get("text"))
-        reading.counted(delta.get("thinking"))
-        reading.counted(delta.get("partial_json"))
-        if reading.calls:
-            reading.call(len(reading.calls) - 1, None, delta.get("partial_json"))
-    elif kind == "content_block_stop":
-        _spell_alike(reading)
-    elif kind == "message_delta":
-        _states(reading, value.get("usage"))
-    elif kind == "message_stop":
-        reading.ended = True
-
-
-def _spell_alike(reading: Reading) -> None:
-    """Anthropic's clients send a call's arguments back as an object, so they are spelled as `conversations` does."""
-    if reading.calls:
-        last = reading.calls[-1]
-        try:
-            last[1] = canonical(from_json(last[1].encode("utf-8", "surrogatepass"))) if last[1] else canonical({})
-        except ValueError:
-            return
-
-
 # ---- whole answers ---------------------------------------------------------------------------------------------------
 def _chat_whole(reading: Reading, value: dict[str, Any]) -> None:
     for choice in _objects(value.get("choices")):
@@ -246,39 +191,11 @@ def _chat_whole(reading: Reading, value: dict[str, Any]) -> None:
                 reading.call(position, function.get("name"), function.get("arguments"))
 
 
-def _responses_whole(reading: Reading, value: dict[str, Any]) -> None:
-    for item in _objects(value.get("output")):
-        _item(reading, item)
-
-
-def _item(reading: Reading, item: dict[str, Any]) -> None:
-    """A finished item of the Responses API."""
-    if item.get("type") == "message":
-        for part in _objects(item.get("content")):
-            if part.get("type") == "output_text" and isinstance(part.get("text"), str) and reading.room(part["text"]):
-                reading.text.append(part["text"])
-    elif item.get("type") in ("function_call", "custom_tool_call"):
-        reading.call(len(reading.calls), *called(item))
-
-
-def _messages_whole(reading: Reading, value: dict[str, Any]) -> None:
-    for block in _objects(value.get("content")):
-        if block.get("type") == "tool_use":
-            reading.call(len(reading.calls), block.get("name"), canonical(block.get("input")))
-        else:
-            reading.said(block.get("text"))
-            reading.counted(block.get("thinking"))
-
-
 _EVENTS: dict[RelayKind, Callable[[Reading, dict[str, Any]], None]] = {
     "chat": _chat_event,
     "completion": _completion_event,
-    "responses": _responses_event,
-    "messages": _messages_event,
 }
 _WHOLE: dict[RelayKind, Callable[[Reading, dict[str, Any]], None]] = {
     "chat": _chat_whole,
     "completion": _completion_event,
-    "responses": _responses_whole,
-    "messages": _messages_whole,
 }

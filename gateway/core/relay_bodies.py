@@ -4,7 +4,6 @@
   The worker sets these. A worker that trusted a caller's would read another tenant's KV or jump the queue. The same
   names within `vllm_xargs` are taken out too: vLLM merges them with the fields.
 - Taken out: our own hint fields and those of other stacks (`core.spellings`), which the gateway acts on.
-- Refused by name: fields of `/v1/responses` that need a response stored by one server, because turns move.
 - Everything else passes, known or not. The body is decoded and written again, so a field that occurs twice has one
   value for the gateway and for the engine: the last.
 """
@@ -31,12 +30,6 @@ from gateway.core.spellings import read as read_hints
 _OWNED = frozenset({"kv_transfer_params", "ec_transfer_params", "cache_salt", "priority", "request_id", "session_id"})
 TAKEN_OUT = _OWNED | ROOTS
 TAKEN_OUT_OF_XARGS = _OWNED | {"kv_cache_report_mode"}
-#: Field of /v1/responses -> why it is refused.
-STORED = {
-    "background": "responses are not stored here; leave background out and read the answer, or its stream",
-    "store": "responses are not stored here; send store: false and the conversation with each turn",
-    "previous_response_id": "responses are not stored here; send the conversation in input instead",
-}
 _MOST_NAME_CHARS, _MOST_KEY_CHARS = 512, 4096
 #: What vLLM reads as true.
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -73,8 +66,6 @@ def relayed(
         raise InvalidRequest("the body must be a JSON object")
     api = APIS[kind]
     made = Relayed(kind, _model(kind, data), b"", b"")
-    if kind == "responses":
-        _not_stored(data)
     made.priority = _priority(data.get("priority"))
     made.cache_salt = _text(data, "cache_salt", MOST_SALT_CHARS) or ""
     made.user = user_of(data) if per_user else ""
@@ -106,15 +97,6 @@ def _model(kind: RelayKind, data: dict[str, Any]) -> str:
             f"model must be a string of 1 to {_MOST_NAME_CHARS} characters", param="model", code="invalid_type"
         )
     return model
-
-
-def _not_stored(data: dict[str, Any]) -> None:
-    """Raises InvalidRequest for a field that needs a stored response. Mutates `data`: stores nothing."""
-    for name, remedy in STORED.items():
-        idle = data.get(name) is None or (data[name] is False and name != "previous_response_id")
-        if not idle:
-            raise InvalidRequest(f"{name} is not supported: {remedy}", param=name, code="unsupported_parameter")
-    data["store"] = False
 
 
 def _priority(value: Any) -> int | None:

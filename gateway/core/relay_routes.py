@@ -1,9 +1,10 @@
 """Decides which routes are relayed, that is passed through unchanged, to an engine with HTTP of its own
 (`contracts.models.ModelWire.HTTP`).
 
-The list is complete: no other route of an engine can be reached through the gateway. Responses that an engine stores
-(`GET /v1/responses/{id}`) are not in it: they lie in the memory of one server, while a session's turns move between
-servers. An engine's routes for its operator (LoRA adapters, profiles, sleeping, metrics) are not in it either.
+The list is complete: no other route of an engine can be reached through the gateway. An engine's own routes for
+responses and for Anthropic's messages are not in it: the gateway translates those into chats, for engines of every kind
+(`gateway.translating`). An engine's routes for its operator (LoRA adapters, profiles, sleeping, metrics) are not in it
+either.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contracts.errors import InvalidRequest, RequestError
 from contracts.models import ModelWire
 
 #: Routes that only engines with HTTP of their own have.
-OwnKind = Literal["responses", "messages", "count_tokens", "embeddings"]
+OwnKind = Literal["embeddings"]
 OWN_KINDS: tuple[OwnKind, ...] = get_args(OwnKind)
 RelayKind = Literal["chat", "completion", "tokenize", "detokenize"] | OwnKind
 
@@ -32,15 +33,22 @@ class Api(NamedTuple):
 APIS: dict[RelayKind, Api] = {
     "chat": Api("/v1/chat/completions", turn=True, counted=True),
     "completion": Api("/v1/completions", turn=True, counted=True),
-    "responses": Api("/v1/responses", turn=True, counted=True),
-    "messages": Api("/v1/messages", turn=True, counted=True),
-    "count_tokens": Api("/v1/messages/count_tokens", turn=False, counted=False),
     "embeddings": Api("/v1/embeddings", turn=False, counted=True),
     "tokenize": Api("/tokenize", turn=False, counted=False),
     "detokenize": Api("/detokenize", turn=False, counted=False),
 }
 _NATIVE = ", ".join(f"POST {api.path}" for kind, api in APIS.items() if kind not in OWN_KINDS)
 _ANTHROPIC = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 
 
 def is_anthropic(path: str) -> bool:
@@ -49,8 +57,15 @@ def is_anthropic(path: str) -> bool:
 
 
 def error_body(error: RequestError, path: str) -> dict[str, Any]:
-    """The body of an error on this route: OpenAI's envelope, in which Anthropic's clients need a type."""
-    return {"type": "error", **error.envelope()} if is_anthropic(path) else dict(error.envelope())
+    """The body of an error on this route, in OpenAI's or Anthropic's form."""
+    return anthropic_error(error) if is_anthropic(path) else dict(error.envelope())
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """An error in Anthropic's form, which has a type by status. `param` and `code` are ours."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    inside = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    return {"type": "error", "error": inside, "request_id": None}
 
 
 def is_relayed(kind: RelayKind, data: Any, wires: Mapping[str, ModelWire], served: str) -> bool:

@@ -59,6 +59,25 @@ _COMPLETION = _object(
     choices=_list(_object(index=_COUNT, text=_TEXT, logprobs=_ANYTHING, finish_reason=_ENDS)),
     usage=_USAGE,
 )
+_RESPONSE = _object(
+    id=_TEXT,
+    object=_one("response"),
+    created_at=_COUNT,
+    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+    model=_TEXT,
+    output=_list(_FREE),
+    usage=_ANYTHING,
+    error=_ANYTHING,
+    store=_TRUTH,
+)
+_ANTHROPIC = _object(
+    id=_TEXT,
+    type=_one("message"),
+    role=_one("assistant"),
+    content=_list(_FREE),
+    stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+    usage=_object(input_tokens=_COUNT, cache_read_input_tokens=_COUNT, output_tokens=_COUNT),
+)
 _MODEL = _object(id=_TEXT, object=_one("model"), created=_COUNT, owned_by=_TEXT)
 _MOVE = _object(ago_s=_NUMBER, state=_TEXT, why=_TEXT, other=_OPTIONAL_TEXT, seconds=_NUMBER)
 _MODEL_PLACEMENT = _object(
@@ -172,8 +191,14 @@ _READY = _object(
 ANSWERS: dict[tuple[str, str], Schema] = {
     ("post", "/v1/chat/completions"): _CHAT,
     ("post", "/v1/completions"): _COMPLETION,
-    ("post", "/v1/responses"): _FREE,
-    ("post", "/v1/messages"): _FREE,
+    ("post", "/v1/responses"): _RESPONSE,
+    ("get", "/v1/responses/{response_id}"): _RESPONSE,
+    ("get", "/v1/responses/{response_id}/input_items"): _object(
+        object=_one("list"), data=_list(_FREE), first_id=_OPTIONAL_TEXT, last_id=_OPTIONAL_TEXT, has_more=_TRUTH
+    ),
+    ("delete", "/v1/responses/{response_id}"): _object(id=_TEXT, object=_one("response"), deleted=_TRUTH),
+    ("post", "/v1/responses/{response_id}/cancel"): _RESPONSE,
+    ("post", "/v1/messages"): _ANTHROPIC,
     ("post", "/v1/messages/count_tokens"): _object(input_tokens=_COUNT),
     ("post", "/v1/embeddings"): _listing(_FREE),
     ("post", "/tokenize"): _TOKENS,
@@ -236,6 +261,12 @@ PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
     ("post", "/v1/embeddings"): [("header", "X-Upbeat-Node", _TEXT)],
     ("post", "/tokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("post", "/detokenize"): [("header", "X-Upbeat-Node", _TEXT)],
+    ("get", "/v1/responses/{response_id}"): [("query", "stream", {"enum": ["false", "0"]})],
+    ("get", "/v1/responses/{response_id}/input_items"): [
+        ("query", "limit", {"type": "integer", "minimum": 1, "maximum": 100}),
+        ("query", "order", {"enum": ["desc", "asc"]}),
+        ("query", "after", _TEXT),
+    ],
     ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],
     ("get", "/v1/files"): [
         ("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000}),

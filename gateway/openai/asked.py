@@ -26,7 +26,8 @@ from gateway.openai.forms import Form
 from gateway.openai.parameters import REFUSED_OF_COMPLETIONS, validate
 from gateway.openai.requests import ChatRequest, CompletionRequest, Generation
 from gateway.openai.thinking import ReasoningGoes
-from gateway.openai.token_requests import TOKEN_KINDS, TokenKind, TokensAsked, ask_tokens, check_context
+from gateway.openai.token_requests import TOKEN_KINDS, TokenKind, TokensAsked, ask_tokens
+from gateway.openai.token_requests import check_context as check_token_context
 
 TextKind = Literal["chat", "completion"]
 Kind = TextKind | TokenKind | OwnKind
@@ -113,14 +114,23 @@ def ask(kind: Kind, body: bytes, told: Told) -> Asked | TokensAsked | Relayed:
     if is_relayed(kind, data, told.wires, told.served):
         return relayed(kind, data, told.tenant, told.headers, named=told.named, per_user=told.per_user)
     if kind == "tokenize" or kind == "detokenize":
-        _check_context(kind, data, len(body), told)
+        check_context(kind, data, len(body), told)
         return ask_tokens(kind, data)
     assert kind == "chat" or kind == "completion"
-    _check_context(kind, data, len(body), told)
-    return _chat(data, told) if kind == "chat" else _completion(data, told)
+    if kind == "chat":
+        return asked_of_chat(data, len(body), told)
+    check_context(kind, data, len(body), told)
+    return _completion(data, told)
 
 
-def _check_context(kind: TextKind | TokenKind, data: Any, length: int, told: Told) -> None:
+def asked_of_chat(data: Any, length: int, told: Told) -> Asked:
+    """The request in a decoded body of a chat, for Upbeat's own engine. length: of its JSON. Raises InvalidRequest
+    naming the first field that is wrong."""
+    check_context("chat", data, length, told)
+    return _chat(data, told)
+
+
+def check_context(kind: TextKind | TokenKind, data: Any, length: int, told: Told) -> None:
     """Raises InvalidRequest for prompts that are too long, before validation."""
     model = data.get("model") if isinstance(data, dict) else None
     if model is None and kind in TOKEN_KINDS:
@@ -129,7 +139,7 @@ def _check_context(kind: TextKind | TokenKind, data: Any, length: int, told: Tol
     if bound is None or length < bound.max_tokens:  # a token has at least one byte
         return
     if kind == "tokenize" or kind == "detokenize":
-        check_context(kind, data, bound)
+        check_token_context(kind, data, bound)
         return
     if kind == "chat":
         bound.check_messages(data.get("messages"))

@@ -88,6 +88,14 @@ INSTEAD = {
     "models": "name the one that is to answer in model; this server falls back to no other",
     "route": "the one in model answers; this server falls back to no other",
     "plugins": "it has none; leave them out",
+    "conversation": "name the response that it goes on from in previous_response_id",
+    "prompt": "send its text in instructions and input",
+    "messages": "send the conversation in input",
+    "max_tokens": "use max_output_tokens instead",
+    "max_completion_tokens": "use max_output_tokens instead",
+    "response_format": "use text.format instead",
+    "container": "this server runs no tools; leave it out",
+    "mcp_servers": "this server runs no tools; give them as tools and run them yourself",
     "add_special_tokens": "leave it out; POST /tokenize counts with and without them, and prompt may be token ids",
 }
 _SHOWN = 80
@@ -156,7 +164,7 @@ def field_path(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part != "[key]":
+        elif not part.startswith("["):  # of a dict's key, or of one kind of a union
             path += f".{_shown(part)}" if path else _shown(part)
     return path
 

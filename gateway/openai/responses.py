@@ -15,7 +15,8 @@ Body = dict[str, Any]
 @dataclass(slots=True)
 class Choice:
     """One choice so far. completion_tokens: tokens that the worker generated. logprobs: one per token if requested.
-    calls: its function calls with their arguments so far. reasoning: the text of its thought."""
+    calls: its function calls with their arguments so far. reasoning: the text of its thought. stop: the stop string
+    that ended it."""
 
     index: int
     text: list[str] = field(default_factory=list)
@@ -25,6 +26,7 @@ class Choice:
     calls: list[ToolCallDelta] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     reasoning_tokens: int = 0
+    stop: str = ""
 
     def called(self, deltas: Sequence[ToolCallDelta]) -> None:
         """Add new parts of its calls."""
@@ -251,13 +253,15 @@ def _call_delta(call: ToolCallDelta) -> Body:
 def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Body:
     return {
         "content": [
-            {**_token(t.token, t.logprob), "top_logprobs": [_token(token, p) for token, p in t.top]} for t in logprobs
+            {**token_body(t.token, t.logprob), "top_logprobs": [token_body(token, p) for token, p in t.top]}
+            for t in logprobs
         ],
         "refusal": None,
     }
 
 
-def _token(token: bytes, logprob: float) -> Body:
+def token_body(token: bytes, logprob: float) -> Body:
+    """A token and its logprob."""
     return {"token": token.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(token)}
 
 

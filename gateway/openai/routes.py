@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from gateway.anthropic.requests import IGNORED as MESSAGE_IGNORED
+from gateway.anthropic.requests import REFUSED as MESSAGE_REFUSED
+from gateway.anthropic.requests import CountRequest, MessageRequest
 from gateway.core.spellings import ROOTS
 from gateway.core.uploads import PURPOSE
 from gateway.finetune.requests import JobRequest
@@ -15,12 +18,15 @@ from gateway.openai.bodies import ADVISORY, BATCH, CLIENT_SECRET, INVALIDATION, 
 from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
 from gateway.openai.token_requests import Detokenize, TokenizeMessages, TokenizePrompt
+from gateway.responses.requests import EXTRAS, ResponseRequest
+from gateway.responses.requests import IGNORED as RESPONSE_IGNORED
+from gateway.responses.requests import REFUSED as RESPONSE_REFUSED
 
 GENERATE, TOKENS, HINTS, SESSIONS, WORKFLOWS, SERVER = "Generate", "Tokens", "Hints", "Sessions", "Workflows", "Server"
 FINE_TUNING = "Fine-tuning"
 #: In the order of the documentation.
 TAGS: Final = {
-    GENERATE: "Chats and completions in OpenAI's format.",
+    GENERATE: "Chats, completions and responses in OpenAI's formats, messages in Anthropic's.",
     TOKENS: "The model's tokenizer and chat template, as vLLM's servers offer them.",
     HINTS: "Say that a session is about to send a request, so that its cache is loaded before. A hint is called an "
     "*advisory* in names.",
@@ -51,14 +57,10 @@ class Route:
 _TEXT_ERRORS = (400, 404, 408, 413, 415, 429, 503)
 _BODY_ERRORS = (400, 413, 415)
 _USER = {"role": "user", "content": "My cat is called Biscuit. What is my cat called?"}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_FUNCTION = {"name": "get_weather", "description": "The weather in a city.", "parameters": _CITY}
+_TOOL = {"type": "function", "function": _FUNCTION}
+_ANTHROPIC_TOOL = {"name": "get_weather", "description": "The weather in a city.", "input_schema": _CITY}
 _TOOL_EXAMPLE = {
     "messages": [{"role": "user", "content": "Is it raining in Rome?"}],
     "tools": [_TOOL],
@@ -140,20 +142,42 @@ def routes(model: str) -> list[Route]:
             "When a model's weights came to each device and left it lately, and why.", errors=(403, 404, 503),
         ),
         Route(
-            "post", "/v1/responses", GENERATE, "Answer a turn, streamed or not. The format of OpenAI's Responses API.",
-            _open("input"),
-            (("A turn", named | {"input": "What is my cat called?", "instructions": "Be brief."}),), _TEXT_ERRORS,
-            more=f"{_OF_ENGINES} Responses are not stored: `background`, `store: true` and `previous_response_id` are "
-            "refused.",
+            "post", "/v1/responses", GENERATE,
+            "Answer a turn: streamed, whole, or in the background. The format of OpenAI's Responses API.",
+            ResponseRequest.model_json_schema(),
+            (
+                ("A turn", named | {"input": "What is my cat called?", "instructions": "Be brief."}),
+                ("A tool", named | {"input": "Is it raining in Rome?", "tools": [{"type": "function", **_FUNCTION}]}),
+            ),
+            _TEXT_ERRORS,
+            more=f"Fields of chats that work here too: {_list(EXTRAS)}. Ignored: {_list(RESPONSE_IGNORED)}. "
+            f"Refused by name unless idle: {_list(RESPONSE_REFUSED)}, and all tools but functions.",
+        ),
+        Route("get", "/v1/responses/{response_id}", GENERATE, "A stored response.", errors=(404, 503)),
+        Route(
+            "get", "/v1/responses/{response_id}/input_items", GENERATE, "The items of a stored response's input.",
+            errors=(400, 404, 503),
+        ),
+        Route("delete", "/v1/responses/{response_id}", GENERATE, "Delete a stored response.", errors=(404, 503)),
+        Route(
+            "post", "/v1/responses/{response_id}/cancel", GENERATE, "Stop a response in the background.",
+            errors=(400, 404, 503),
         ),
         Route(
             "post", "/v1/messages", GENERATE, "Answer a turn, streamed or not. Anthropic's format.",
-            _open("messages", "max_tokens"), (("A turn", chat),), _TEXT_ERRORS,
-            more=f"{_OF_ENGINES} The key may be in the header `X-Api-Key`.",
+            MessageRequest.model_json_schema(),
+            (
+                ("A turn", chat),
+                ("A tool", named | {"max_tokens": 64, "messages": [_USER], "tools": [_ANTHROPIC_TOOL]}),
+            ),
+            _TEXT_ERRORS,
+            more="The key may be in the header `X-Api-Key`. Errors have Anthropic's form. Fields of chats that work "
+            f"here too: {_list(EXTRAS)}. Ignored: {_list(MESSAGE_IGNORED)}. Refused by name unless idle: "
+            f"{_list(MESSAGE_REFUSED)}, and tools of Anthropic's own.",
         ),
         Route(
             "post", "/v1/messages/count_tokens", TOKENS, "The number of tokens of a prompt. Anthropic's format.",
-            _open("messages"), (("A chat", named | {"messages": [_USER]}),), _TEXT_ERRORS, more=_OF_ENGINES,
+            CountRequest.model_json_schema(), (("A chat", named | {"messages": [_USER]}),), _TEXT_ERRORS,
         ),
         Route(
             "post", "/v1/embeddings", GENERATE, "Embeddings. OpenAI's format.", _open("input"),

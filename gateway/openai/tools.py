@@ -74,7 +74,8 @@ def _parameters(value: Any) -> Any:
 
 JsonSchema = Annotated[dict[str, Any], BeforeValidator(schema_object), WithJsonSchema({"type": "object"})]
 Parameters = Annotated[dict[str, Any] | None, BeforeValidator(_parameters), WithJsonSchema({"type": "object"})]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+#: Tools of MCP servers have longer names than OpenAI's 64 characters.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 
 # ---- response_format -------------------------------------------------------------------------------------------------

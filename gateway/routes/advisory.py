@@ -21,6 +21,7 @@ from gateway import sse
 from gateway.allowance import Limited
 from gateway.intake import Hinter, pinned_node, read_hint
 from gateway.parts import PARTS
+from gateway.responses.ids import is_response_id
 
 _INVALIDATE_FIELDS = {"session_id", "advisory_id", "token"}
 
@@ -37,12 +38,15 @@ async def advise(request: web.Request) -> web.Response:
         )
     pin = pinned_node(request, caller, parts)
     _limit(request, hinter, len(advisories))
+    named = [await _session(request, caller.tenant, advisory.session_id) for advisory in advisories]
     accepted, wire = [], []
     address = parts.callers.digest(request.remote)
-    for advisory in advisories:
+    for advisory, session_id in zip(advisories, named, strict=True):
         advisory_id = f"adv-{secrets.token_hex(12)}"
         priority = caller.priority(advisory.priority)
-        clamped = advisory if priority == advisory.priority else replace(advisory, priority=priority)
+        clamped = advisory
+        if (priority, session_id) != (advisory.priority, advisory.session_id):
+            clamped = replace(advisory, priority=priority, session_id=session_id)
         wire.append(advisory_to_wire(clamped, caller.tenant, advisory_id, pin, address))
         accepted.append({"advisory_id": advisory_id, "session_id": advisory.session_id, "status": "accepted"})
     parts.hints.advise(wire)
@@ -74,13 +78,22 @@ async def invalidate(request: web.Request) -> web.Response:
         )
     hinter.check_session(value, given[0])
     _limit(request, hinter, 1)
-    session_id, advisory_id = (value, "") if given[0] == "session_id" else ("", value)
+    session_id, advisory_id = "", value
+    if given[0] == "session_id":
+        session_id, advisory_id = await _session(request, caller.tenant, value), ""
     parts.hints.invalidate(
         pb.InvalidateRequest(
             session=common_pb2.Session(tenant=caller.tenant, session_id=session_id), advisory_id=advisory_id
         )
     )
     return web.json_response({given[0]: value, "status": "accepted"}, status=202)
+
+
+async def _session(request: web.Request, tenant: str, name: str) -> str:
+    """The session that a hint names: by its id, or by the id of one of its responses."""
+    if not is_response_id(name):
+        return name
+    return await request.app[PARTS].responses.session(tenant, name) or name
 
 
 def _limit(request: web.Request, hinter: Hinter, hints: int) -> None:

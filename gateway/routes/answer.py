@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from aiohttp import web
 from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
 from gateway import metrics, sse, timing
+from gateway.answering import Answering
 from gateway.attainment import TPOT, TTFT
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
@@ -30,7 +31,7 @@ from gateway.generate import ChoiceCall, Generation, Job, unknown_model
 from gateway.inline_hints import InlineHints
 from gateway.intake import pinned_node
 from gateway.openai.asked import Asked, Prompt
-from gateway.openai.responses import Choice, Shape, Usage
+from gateway.openai.responses import Choice, Usage
 from gateway.parts import PARTS, Parts
 from gateway.sessions import Resolved
 from gateway.turn_headers import turn_headers
@@ -91,8 +92,17 @@ def new_job(
     )
 
 
+#: What is to be done with an answer that has ended, before the caller can read its end; further fields of its body.
+Keep = Callable[[list[Choice], Usage], Awaitable[dict[str, Any]]]
+
+
 async def answer(
-    request: web.Request, caller: Caller, asked: Asked, prompts: list[Part], shape: Shape
+    request: web.Request,
+    caller: Caller,
+    asked: Asked,
+    prompts: list[Part],
+    answering: Answering,
+    keep: Keep | None = None,
 ) -> web.StreamResponse:
     """The whole answer, streamed or not. Inline hints are sent for the first prompt's session. Raises RequestError
     before headers are sent."""
@@ -100,7 +110,7 @@ async def answer(
     estimate = sum(prompt.job.prompt_estimate for prompt in prompts)
     async with entered(request, job.session.tenant, job.priority, estimate) as used:
         inline = InlineHints(request, caller, asked.said, job.session.session_id, job.model, job.priority)
-        run = _Run(request, request.app[PARTS], caller, asked, prompts, shape, inline)
+        run = _Run(request, request.app[PARTS], caller, asked, prompts, answering, inline, keep)
         try:
             await run.begin()
             return await (run.stream() if asked.stream else run.collect())
@@ -122,18 +132,19 @@ class _Run:
         caller: Caller,
         asked: Asked,
         prompts: list[Part],
-        shape: Shape,
+        answering: Answering,
         inline: InlineHints,
+        keep: Keep | None,
     ) -> None:
-        self.request, self.parts, self.caller, self.asked, self.prompts, self.shape = (
+        self.request, self.parts, self.caller, self.asked, self.prompts, self.answering = (
             request,
             parts,
             caller,
             asked,
             prompts,
-            shape,
+            answering,
         )
-        self.inline = inline
+        self.inline, self._keep = inline, keep
         self.route, self.model = route_name(request), prompts[0].job.model
         self.arrived_s = prompts[0].job.arrived_s
         self.n = asked.n
@@ -199,7 +210,8 @@ class _Run:
                 pass
 
         await _together([finish(choice.index) for choice in self.choices])
-        body = sse.encoded(self.shape.whole(self.choices, self._usage()) | self._results())
+        whole = self.answering.whole(self.choices, self._usage()) | self._results()
+        body = sse.encoded(whole | await self._kept())
         said = {"Content-Type": "application/json; charset=utf-8", timing.HEADER: self._timing()}
         return web.Response(body=body, headers=said | self._headers())
 
@@ -209,9 +221,7 @@ class _Run:
         events = sse.EventStream({timing.HEADER: known} | self._headers())
         await events.prepare(self.request)
         for choice in self.choices:
-            opening = self.shape.opening(choice.index)
-            if opening is not None:
-                events.keep(sse.event(opening))
+            events.keep(self.answering.opened(choice.index))
         if not self.generations[0].waiting:
             await events.send()  # so that the caller sees the beginning
         try:
@@ -220,12 +230,16 @@ class _Run:
         except RequestError as e:
             log.warning("stream failed", request=self.prompts[0].job.request_id, error=e.message)
             self.failure = e.status
-            await events.end(sse.failure(e))
+            await events.end(self.answering.failed(e))
         else:
-            usage = sse.event(self.shape.usage(self._usage())) if self.asked.include_usage else b""
             told = sse.comment(f"server-timing {self._timing()}") if timing.asks(self.request) else b""
-            await events.end(usage + told + sse.DONE)
+            last = self.answering.ended(self.choices, self._usage(), told)
+            await self._kept()
+            await events.end(last)
         return events
+
+    async def _kept(self) -> dict[str, Any]:
+        return {} if self._keep is None else await self._keep(self.choices, self._usage())
 
     def _waits_for(self) -> str:
         """Why the stream is silent, as far as is known."""
@@ -238,24 +252,15 @@ class _Run:
 
         async def send(index: int) -> None:
             nonlocal running
-            plain = sse.TextEvents(lambda text: self.shape.delta(index, text, None))
             async for outputs in self._outputs(index):
-                made = []
-                for o, thought in outputs:
-                    if thought:
-                        made.append(sse.event(self.shape.thought(index, thought)))
-                    if o.logprobs or o.tool_calls:
-                        made.append(sse.event(self.shape.delta(index, o.text, o.logprobs, o.tool_calls or ())))
-                    elif o.text:
-                        made.append(plain.event(o.text))
+                made = self.answering.grown(index, outputs, self._usage)
                 if outputs[-1][0].finish_reason is not None:
-                    closing = self.shape.closing(index, self.choices[index].ended_by)
-                    made.append(sse.event(closing if index else closing | self._results()))
+                    made += self.answering.closed(self.choices[index], {} if index else self._results())
                     running -= 1
                 if made and running:
-                    await events.send(b"".join(made))
+                    await events.send(made)
                 else:
-                    events.keep(b"".join(made))  # nothing, or the last events, which are sent with the end
+                    events.keep(made)  # nothing, or the last events, which are sent with the end
 
         await _together([send(choice.index) for choice in self.choices])
 
@@ -276,6 +281,7 @@ class _Run:
                     if output.logprobs:
                         choice.logprobs += output.logprobs
                     choice.finish_reason = output.finish_reason or choice.finish_reason
+                    choice.stop = output.stop or choice.stop
                 if tokens:
                     choice.completion_tokens += tokens
                     last_s = clock.now()

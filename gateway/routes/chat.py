@@ -6,6 +6,7 @@ import secrets
 
 from aiohttp import web
 
+from gateway.answering import Chunks
 from gateway.core.implicit import after_answer, with_calls
 from gateway.core.relay_bodies import Relayed
 from gateway.intake import caller_of, read_asked
@@ -36,4 +37,5 @@ async def create(request: web.Request) -> web.StreamResponse:
             session, lambda history: after_answer(history, with_calls("".join(choice.text), called))
         )
 
-    return await answer(request, caller, asked, [Part(session, job, ended)], shape)
+    chunks = Chunks(shape, include_usage=asked.include_usage)
+    return await answer(request, caller, asked, [Part(session, job, ended)], chunks)

@@ -6,6 +6,7 @@ import secrets
 
 from aiohttp import web
 
+from gateway.answering import Chunks
 from gateway.core.admission import Caller
 from gateway.core.implicit import after_completion
 from gateway.core.relay_bodies import Relayed
@@ -28,7 +29,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     request_id = f"cmpl-{secrets.token_hex(12)}"
     prompts = [_part(request, caller, asked, prompt, request_id) for prompt in asked.prompts]
     shape = CompletionShape(request_id, asked.model, int(parts.clock.wall()), asked.include_usage, asked.logprobs)
-    return await answer(request, caller, asked, prompts, shape)
+    return await answer(request, caller, asked, prompts, Chunks(shape, include_usage=asked.include_usage))
 
 
 def _part(request: web.Request, caller: Caller, asked: Asked, prompt: Prompt, request_id: str) -> Part:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -38,13 +39,21 @@ from runtime import telemetry
 log = telemetry.logger("gateway.relayed")
 
 
-async def relay(request: web.Request, caller: Caller, asked: Relayed) -> web.StreamResponse:
-    """The engine's answer. Raises RequestError before headers are sent."""
-    parts, session = request.app[PARTS], _session(request, caller, asked)
-    job = _job(request, caller, asked, session)
+async def relay(
+    request: web.Request,
+    caller: Caller,
+    asked: Relayed,
+    session: Resolved | None = None,
+    request_id: str = "",
+    made_run: Callable[[web.Request, Parts, Caller, RelayJob, Resolved], RelayRun] | None = None,
+) -> web.StreamResponse:
+    """The engine's answer. session, request_id: unless they are to be found here. made_run: tells the answer in another
+    format. Raises RequestError before headers are sent."""
+    parts, session = request.app[PARTS], session or _session(request, caller, asked)
+    job = _job(request, caller, asked, session, request_id)
     async with entered(request, caller.tenant, job.priority, asked.estimate) as used:
         inline = InlineHints(request, caller, asked.said, session.key.session_id, job.model, job.priority)
-        run = _Run(request, parts, caller, job, session)
+        run = (made_run or RelayRun)(request, parts, caller, job, session)
         inline.tell(after=False)
         try:
             return await run.answer()
@@ -67,7 +76,7 @@ def _session(request: web.Request, caller: Caller, asked: Relayed) -> Resolved:
     return Resolved(SessionKey(caller.tenant, f"one-{secrets.token_hex(12)}"))
 
 
-def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved) -> RelayJob:
+def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved, request_id: str) -> RelayJob:
     """Raises NotFound for an unknown model, Unavailable while no fleet is known, and what `pinned_node`, `hop_of` and
     `up` raise."""
     parts = request.app[PARTS]
@@ -76,9 +85,8 @@ def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved
         if parts.fleet.view is None:
             raise Unavailable("no scheduler has answered yet; try again in a moment")
         raise unknown_model(model)
-    prefix = "resp_" if asked.kind == "responses" else ""  # vLLM calls the response like the request
     return RelayJob(
-        request_id=f"{prefix}{secrets.token_hex(12)}",
+        request_id=request_id or secrets.token_hex(12),
         session=session.key,
         asked=asked,
         model=model,
@@ -91,7 +99,7 @@ def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved
     )
 
 
-class _Run:
+class RelayRun:
     """One request being answered."""
 
     def __init__(self, request: web.Request, parts: Parts, caller: Caller, job: RelayJob, session: Resolved) -> None:
@@ -249,12 +257,16 @@ class _Run:
         if self._remembered or not self.answered:
             return
         self._remembered = True
-        reading, times = self._reading, self._relay.progress.times
+        times = self._relay.progress.times
         if times.spoken and self._relay.events:
             times.ended(None, self._parts.clock.now())
         if self._job.hop is not None:
             self._parts.generator.ended.note(self._job.session.tenant, self._job.hop, self._job.request_id)
-        turn = reading.turn
+        self._remember()
+
+    def _remember(self) -> None:
+        """Note how the conversation ended."""
+        reading, turn = self._reading, self._reading.turn
         if turn is not None:
             self._parts.sessions.remember(
                 self._session, lambda history: after(self._kind, history, turn, reading.calls)

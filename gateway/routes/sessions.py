@@ -96,6 +96,7 @@ async def erase(request: web.Request) -> web.Response:
     """Erase a session from every tier of every node, and report whether every node has confirmed."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
+    await request.app[PARTS].responses.forget(caller.tenant, session.session_id)
     wanted = pb.EraseSessionRequest(session=session)
     reply = await request.app[PARTS].fleet.call("EraseSession", wanted, ERASE_TIMEOUT_S, session_from_wire(session))
     if not reply.known:

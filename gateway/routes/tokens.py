@@ -69,6 +69,17 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
     return await _answered(request, caller, asked, question, lambda reply: detokenized(reply.text))
 
 
+async def counted(
+    request: web.Request, caller: Caller, asked: TokensAsked, question: pb.TokenizeRequest
+) -> web.Response:
+    """The number of a prompt's tokens, as Anthropic says it."""
+
+    def answer(reply: pb.TokenizeReply) -> Iterator[bytes]:
+        yield b'{"input_tokens":%d}' % len(reply.tokens)
+
+    return await _answered(request, caller, asked, Question("Tokenize", question), answer)
+
+
 async def _answered(
     request: web.Request, caller: Caller, asked: TokensAsked, question: Question, answer: Any
 ) -> web.Response:

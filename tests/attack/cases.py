@@ -17,7 +17,9 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from gateway.core.relay_bodies import STORED, TAKEN_OUT
+from gateway.anthropic.requests import REFUSED as MESSAGES_REFUSED
+from gateway.anthropic.requests import MessageRequest
+from gateway.core.relay_bodies import TAKEN_OUT
 from gateway.core.spellings import FIELDS, FINAL, HEADERS, PRIORITY, THREADS
 from gateway.core.uploads import PURPOSE
 from gateway.finetune.requests import Hyperparameters, JobRequest
@@ -26,6 +28,8 @@ from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
 from gateway.openai.token_requests import REFUSED as TOKENS_REFUSED
 from gateway.openai.token_requests import Detokenize, TokenizeMessages, TokenizePrompt
+from gateway.responses.requests import EXTRAS, ResponseRequest
+from gateway.responses.requests import REFUSED as RESPONSES_REFUSED
 from tests.attack.world import NAME
 
 JSON = {"Content-Type": "application/json"}
@@ -168,11 +172,55 @@ RESPONSE: dict[str, Any] = {
     "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
     "max_output_tokens": 2,
 }
+CALL_ITEM: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"q": "a"}'}
+ITEMS: dict[str, Any] = RESPONSE | {
+    "input": [
+        {"type": "message", "role": "user", "content": "Look.", "id": "msg_1", "status": "completed"},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "a"}]},
+        CALL_ITEM,
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "found"}]},
+    ],
+    "tools": [{"type": "function", **TOOL["function"]}],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}, "verbosity": "low"},
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["message.output_text.logprobs"],
+    "metadata": {"a": "b"},
+    "stream": True,
+}
+CONTINUED_RESPONSE: dict[str, Any] = RESPONSE | {
+    "previous_response_id": "resp_" + "0" * 32,
+    "store": False,
+    "input": [{"type": "item_reference", "id": "msg_" + "0" * 36}],
+}
+BACKGROUND: dict[str, Any] = RESPONSE | {"background": True}
 ANTHROPIC: dict[str, Any] = {
     "model": NAME,
     "system": [{"type": "text", "text": "be brief"}],
     "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
     "max_tokens": 2,
+}
+BLOCKS: dict[str, Any] = ANTHROPIC | {
+    "messages": [
+        {"role": "user", "content": "Look."},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "a", "signature": "b"},
+                {"type": "text", "text": "I look.", "cache_control": {"type": "ephemeral"}},
+                {"type": "tool_use", "id": "c", "name": "look", "input": {"q": "a"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "found"}]},
+    ],
+    "tools": [{"name": "look", "description": "d", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"effort": "low"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "metadata": {"user_id": '{"session_id": "0123456789"}'},
+    "stop_sequences": ["END"],
+    "stream": True,
 }
 TUNING: dict[str, Any] = {
     "model": NAME,
@@ -239,7 +287,13 @@ _TOKENIZE_FIELDS = tuple(
     (name,) for name in {**TokenizePrompt.model_fields, **TokenizeMessages.model_fields, **TOKENS_REFUSED}
 )
 _DETOKENIZE_FIELDS = tuple((name,) for name in Detokenize.model_fields)
-_RELAYED_FIELDS = tuple((name,) for name in {*TAKEN_OUT, *STORED, "vllm_xargs", "stream"}) + tuple(_OTHER_FIELDS)
+_RELAYED_FIELDS = tuple((name,) for name in {*TAKEN_OUT, "vllm_xargs", "stream"}) + tuple(_OTHER_FIELDS)
+_RESPONSE_FIELDS = tuple(
+    (name,) for name in {**ResponseRequest.model_fields, **RESPONSES_REFUSED, **dict.fromkeys(EXTRAS)}
+)
+_MESSAGE_FIELDS = tuple(
+    (name,) for name in {**MessageRequest.model_fields, **MESSAGES_REFUSED, **dict.fromkeys(EXTRAS)}
+)
 TARGETS = {
     "chat": Target("POST", "/v1/chat/completions", (CHAT, TURNS, WITH_TOOLS, WITH_FORMAT, CHAT | HINTS), _CHAT_FIELDS, (
         ("response_format", "json_schema", "schema"), ("tools", 0, "function", "parameters"))),
@@ -248,9 +302,11 @@ TARGETS = {
     _COMPLETION_FIELDS),
     "tokenize": Target("POST", "/tokenize", (TOKENIZE, TOKENIZE_CHAT, CONTINUED), _TOKENIZE_FIELDS),
     "detokenize": Target("POST", "/detokenize", (DETOKENIZE,), _DETOKENIZE_FIELDS),
-    "responses": Target("POST", "/v1/responses", (RESPONSE,), _RELAYED_FIELDS),
-    "messages": Target("POST", "/v1/messages", (ANTHROPIC,), _RELAYED_FIELDS),
-    "count_tokens": Target("POST", "/v1/messages/count_tokens", (ANTHROPIC,), _RELAYED_FIELDS),
+    "responses": Target("POST", "/v1/responses", (RESPONSE, ITEMS, CONTINUED_RESPONSE, BACKGROUND), _RESPONSE_FIELDS,
+        (("text", "format", "schema"), ("tools", 0, "parameters"))),
+    "messages": Target("POST", "/v1/messages", (ANTHROPIC, BLOCKS), _MESSAGE_FIELDS,
+        (("output_config", "format", "schema"), ("tools", 0, "input_schema"))),
+    "count_tokens": Target("POST", "/v1/messages/count_tokens", (ANTHROPIC, BLOCKS), _MESSAGE_FIELDS),
     "embeddings": Target("POST", "/v1/embeddings", (EMBEDDING,), _RELAYED_FIELDS),
     "advisory": Target("POST", "/v1/advisory", (ADVISORY, {"advisories": [ADVISORY, {"session_id": "b"}]},
     ADVISORY | {"token": "ek_a"})),
@@ -348,6 +404,7 @@ _BARE = ["/v1/sessions", "/v1/sessions/{}", "/v1/sessions/{}/placement", "/v1/se
     "/v1/fine_tuning/jobs/{}/cancel", "/v1/fine_tuning/jobs/{}/events", "/v1/fine_tuning/jobs/{}/checkpoints",
          "/v1/fleet", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs", "/", "/upbeat.js",
          "/playground/{}",
+    "/v1/responses", "/v1/responses/{}", "/v1/responses/{}/input_items", "/v1/responses/{}/cancel", "/v1/messages",
          "/v1/embeddings", "/tokenize", "/detokenize", "/nowhere/{}"]  # fmt: skip
 
 
@@ -462,7 +519,8 @@ OPERATIONS = {
 
 def _is_long(body: Any) -> bool:
     """Its answer may be as long as the model's context."""
-    return not isinstance(body, dict) or not (isinstance(body.get("max_tokens"), int) and 1 <= body["max_tokens"] <= 64)
+    most = body.get("max_tokens", body.get("max_output_tokens")) if isinstance(body, dict) else None
+    return not (isinstance(most, int) and 1 <= most <= 64)
 
 
 #: By name: what is tried, and how often of a hundred cases.
@@ -471,6 +529,8 @@ KINDS: dict[str, tuple[int, Callable[[], st.SearchStrategy[Case]]]] = {
     "mutated completions": (10, lambda: mutated(TARGETS["completions"])),
     "extreme chat": (14, lambda: extreme(TARGETS["chat"])),
     "extreme completions": (8, lambda: extreme(TARGETS["completions"])),
+    "mutated responses": (8, lambda: mutated(TARGETS["responses"])),
+    "mutated messages": (8, lambda: mutated(TARGETS["messages"])),
     "schemas": (6, with_schema),
     "headers": (6, with_headers),
     "bare": (8, bare),
@@ -478,7 +538,16 @@ KINDS: dict[str, tuple[int, Callable[[], st.SearchStrategy[Case]]]] = {
     "forms": (6, forms),
     **{
         f"mutated {name}": (3, lambda name=name: mutated(TARGETS[name]))
-        for name in ("tokenize", "detokenize", "advisory", "invalidate", "client_secrets", "workflows", "fine_tuning")
+        for name in (
+            "tokenize",
+            "detokenize",
+            "count_tokens",
+            "advisory",
+            "invalidate",
+            "client_secrets",
+            "workflows",
+            "fine_tuning",
+        )
     },  # type: ignore[misc]
     "described": (6, lambda: st.none()),  # type: ignore[arg-type,return-value]
 }

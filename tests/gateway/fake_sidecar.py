@@ -150,33 +150,6 @@ class FakeSidecar(ToyWorker):
             "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
         }  # fmt: skip
 
-    def _spent(self) -> dict[str, Any]:
-        """Of the Responses API."""
-        n = len(self.tokens)
-        return {
-            "input_tokens": PROMPT_TOKENS, "output_tokens": n, "total_tokens": PROMPT_TOKENS + n,
-            "input_tokens_details": {"cached_tokens": CACHED_TOKENS},
-        }  # fmt: skip
-
-    def _anthropic(self) -> dict[str, Any]:
-        fresh = PROMPT_TOKENS - CACHED_TOKENS
-        return {
-            "input_tokens": fresh,
-            "output_tokens": len(self.tokens),
-            "cache_read_input_tokens": CACHED_TOKENS,
-        }
-
-    def _items(self) -> list[dict[str, Any]]:
-        text = {"type": "output_text", "text": "".join(self.tokens), "annotations": []}
-        items: list[dict[str, Any]] = [
-            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [text]},
-        ]
-        if self.call:
-            name, arguments = self.call
-            items.append({"type": "function_call", "call_id": "c1", "name": name, "arguments": arguments})
-        return items
-
     def _whole(self, heard: Heard) -> bytes:
         text, path = "".join(self.tokens), heard.head.path
         called = [] if self.call is None else [self.call]
@@ -187,14 +160,6 @@ class FakeSidecar(ToyWorker):
             made: Any = {"id": heard.head.request_id, "choices": choices, "usage": self._usage()}
         elif path == "/v1/completions":
             made = {"choices": [{"index": 0, "text": text}], "usage": self._usage()}
-        elif path == "/v1/responses":
-            made = {"id": heard.head.request_id, "output": self._items(), "usage": self._spent()}
-        elif path == "/v1/messages":
-            blocks: list[Any] = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": text}]
-            blocks += [{"type": "tool_use", "id": "c1", "name": n, "input": json.loads(a)} for n, a in called]
-            made = {"type": "message", "role": "assistant", "content": blocks, "usage": self._anthropic()}
-        elif path == "/v1/messages/count_tokens":
-            made = {"input_tokens": PROMPT_TOKENS}
         elif path == "/v1/embeddings":
             usage = {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS, "completion_tokens": 0}
             made = {"data": [{"index": 0, "embedding": [0.5, -1.0]}], "usage": usage}
@@ -204,10 +169,6 @@ class FakeSidecar(ToyWorker):
 
     def _events(self, heard: Heard) -> list[bytes]:
         path = heard.head.path
-        if path == "/v1/responses":
-            return self._response_events()
-        if path == "/v1/messages":
-            return self._message_events()
         chat, made = path == "/v1/chat/completions", list[Any]()
         if chat:
             made.append({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
@@ -227,32 +188,6 @@ class FakeSidecar(ToyWorker):
         if (heard.body.get("stream_options") or {}).get("include_usage"):
             made.append({"choices": [], "usage": self._usage()})
         return [*(_event(one) for one in made), b"data: [DONE]\n\n"]
-
-    def _response_events(self) -> list[bytes]:
-        made: list[Any] = [{"type": "response.created", "response": {"id": "resp_1", "usage": None}}]
-        made += [{"type": "response.output_text.delta", "delta": t} for t in self.tokens]
-        made += [{"type": "response.output_item.done", "item": item} for item in self._items()]
-        made.append({"type": "response.completed", "response": {"usage": self._spent(), "output": self._items()}})
-        return [_event(one, one["type"]) for one in made]
-
-    def _message_events(self) -> list[bytes]:
-        usage = self._anthropic()
-        made: list[Any] = [{"type": "message_start", "message": {"usage": usage | {"output_tokens": 0}}}]
-        made.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
-        for token in self.tokens:
-            made.append({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": token}})
-        made.append({"type": "content_block_stop", "index": 0})
-        if self.call:
-            name, arguments = self.call
-            block = {"type": "tool_use", "id": "c1", "name": name, "input": {}}
-            made.append({"type": "content_block_start", "index": 1, "content_block": block})
-            for part in (arguments[:3], arguments[3:]):
-                delta = {"type": "input_json_delta", "partial_json": part}
-                made.append({"type": "content_block_delta", "index": 1, "delta": delta})
-            made.append({"type": "content_block_stop", "index": 1})
-        made.append({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage})
-        made.append({"type": "message_stop"})
-        return [_event(one, one["type"]) for one in made]
 
 
 def head_of(content_type: str, status: int = 200, **headers: str) -> pb.HttpAnswer:

@@ -15,12 +15,12 @@ from contracts.context import ContextBound
 from contracts.errors import RequestError
 from contracts.frames import Commands, encode_submit, together
 from contracts.request import GenerateRequest, Sampling
+from gateway.asked_wire import decode_answer, decode_question, encode_answer, encode_question
 from gateway.core.admission import parse_json
 from gateway.core.bodies import LIGHT_BYTES, LIGHT_TEXT_BYTES, Arrivals, Tally, most_useful_bytes
 from gateway.core.shares import Shares
 from gateway.fleet import bounds_of
 from gateway.openai.asked import MAX_ALL_CALLS, Told, ask
-from gateway.openai.asked_wire import decode_answer, decode_question, encode_answer, encode_question
 
 TOLD = Told("a", False, {}, {})
 MESSAGE = b'{"role":"user","content":""}'

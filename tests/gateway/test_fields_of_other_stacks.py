@@ -11,9 +11,9 @@ import pytest
 from gateway_fakes import Stack, events, stack
 
 from contracts.request import GenerateRequest, Sampling
+from gateway.asked_wire import decode_answer, encode_answer
 from gateway.core.quarantine import digest
 from gateway.openai.asked import Told, ask
-from gateway.openai.asked_wire import decode_answer, encode_answer
 from gateway.openai.forms import Form
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"

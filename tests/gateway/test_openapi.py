@@ -117,6 +117,12 @@ async def test_what_goes_well_is_answered_as_described(h: Harness) -> None:
         ("POST", "/v1/chat/completions", "", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
         ("POST", "/v1/completions", "", {"model": "toy", "prompt": ["a", "b"], "logprobs": 1}),
         ("POST", "/v1/completions", "", {"model": "toy", "prompt": "a", "stream": True}),
+        ("POST", "/v1/responses", "", {"model": "toy", "input": "a"}),
+        ("POST", "/v1/responses", "", {"model": "toy", "input": "a", "stream": True}),
+        ("POST", "/v1/responses", "", {"model": "toy", "input": "a", "background": True}),
+        ("POST", "/v1/messages", "", CHAT | {"max_tokens": 2}),
+        ("POST", "/v1/messages", "", CHAT | {"max_tokens": 2, "stream": True}),
+        ("POST", "/v1/messages/count_tokens", "", CHAT),
         ("POST", "/tokenize", "", {"prompt": "a é", "return_token_strs": True}),
         ("POST", "/tokenize", "", {"model": "toy", "messages": CHAT["messages"], "tools": [tool]}),
         ("POST", "/detokenize", "", {"tokens": [97, 233]}),
@@ -150,6 +156,14 @@ async def test_what_goes_well_is_answered_as_described(h: Harness) -> None:
     ]
 
     def go() -> None:
+        headers = {"Authorization": f"Bearer {KEY_A}"}
+        url = f"http://127.0.0.1:{h.port}/v1/responses"
+        wanted = {"model": "toy", "input": "a", "background": True}
+        made = requests.post(url, json=wanted, headers=headers, timeout=30).json()
+        for method, tail in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
+            response = requests.request(method, f"{url}/{made['id']}{tail}", headers=headers, timeout=30)
+            assert response.status_code == 200, response.text
+            conforms(f"{method} /v1/responses/{{response_id}}{tail}", response)
         for method, path, target, body in sent:
             headers = {"Authorization": f"Bearer {KEY_A}"}
             response = requests.request(

@@ -25,9 +25,6 @@ BODIES: dict[str, tuple[dict[str, Any], bool]] = {
         {"prompt": "Once upon a time, in a place far away from here, there lived a cat and a dog"},
         True,
     ),
-    "/v1/responses": ({"input": "hi", "instructions": "be kind"}, True),
-    "/v1/messages": ({"messages": TALK, "max_tokens": 9}, True),
-    "/v1/messages/count_tokens": ({"messages": TALK}, False),
     "/v1/embeddings": ({"input": ["a", "b"]}, False),
     "/tokenize": ({"prompt": "a"}, False),
     "/detokenize": ({"tokens": [1, 2]}, False),
@@ -64,8 +61,7 @@ async def test_a_request_reaches_the_engine_and_its_answer_the_caller_byte_for_b
     status, answer, headers = await s.raw(path, sent)
     (heard,) = s.heard
     assert (status, answer) == (200, s.sidecars[0]._whole(heard))
-    expected = sent | ({"store": False} if path == "/v1/responses" else {})
-    assert heard.body == expected and heard.head.path == path and heard.head.model == MODEL
+    assert heard.body == sent and heard.head.path == path and heard.head.model == MODEL
     assert heard.head.tenant == "default" and not heard.head.cache_salt and not heard.head.priority
     assert (list(heard.head.source_nodes), heard.head.kept_tokens) == (["node-9"], 900)
     assert headers["Content-Type"] == "application/json" and headers["X-Upbeat-Node"] == "node-0"
@@ -108,7 +104,7 @@ async def test_an_answer_without_a_body_is_one(s: HttpStack) -> None:
 
 async def test_an_engine_sees_the_callers_versions_and_none_of_its_secrets(s: HttpStack) -> None:
     await s.raw(
-        "/v1/messages", body("/v1/messages"), Anthropic_Version="2023-06-01", Anthropic_Beta="tools",
+        "/v1/embeddings", body("/v1/embeddings"), Anthropic_Version="2023-06-01", Anthropic_Beta="tools",
         Authorization="Bearer k", X_Api_Key="k", X_Request_Id="r", X_Vllm_Priority="-5", X_data_parallel_rank="1",
         X_Session_Id="mine",
     )  # fmt: skip
@@ -119,8 +115,8 @@ async def test_an_engine_sees_the_callers_versions_and_none_of_its_secrets(s: Ht
 
 async def test_a_header_that_no_message_can_hold_is_refused_by_name(s: HttpStack) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", s.config.gateway.port)
-    data = json.dumps(body("/v1/messages")).encode()
-    head = f"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n".encode()
+    data = json.dumps(body("/v1/embeddings")).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n".encode()
     head += b"Content-Type: application/json\r\nAnthropic-Beta: \xe9\xff\r\nConnection: close\r\n\r\n"
     writer.write(head + data)
     answer = await reader.read()
@@ -162,11 +158,8 @@ async def test_what_names_kv_or_the_request_is_the_gateways_to_say(s: HttpStack,
 @pytest.mark.parametrize(
     ("path", "more", "param"),
     [
-        ("/v1/responses", {"background": True}, "background"),
-        ("/v1/responses", {"store": True}, "store"),
-        ("/v1/responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
         ("/v1/chat/completions", {"priority": "high"}, "priority"),
-        ("/v1/messages", {"session_id": "no good"}, "session_id"),
+        ("/v1/completions", {"session_id": "no good"}, "session_id"),
         ("/v1/embeddings", {"model": None}, "model"),
     ],
 )
@@ -202,7 +195,6 @@ async def test_only_json_is_read(s: HttpStack, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel"), ("DELETE", "/v1/responses/resp_1"),
         ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/chat/completions/batch"), ("POST", "/sleep"),
         ("POST", "/reset_prefix_cache"), ("POST", "/v1/chat/completions/render"), ("POST", "/pooling"),
         ("POST", "/inference/v1/generate"), ("POST", "/collective_rpc"), ("GET", "/v1/messages"),
@@ -211,7 +203,7 @@ async def test_only_json_is_read(s: HttpStack, path: str) -> None:
     ],
 )  # fmt: skip
 async def test_no_other_route_of_an_engine_can_be_reached(s: HttpStack, method: str, path: str) -> None:
-    async with s.http.request(method, s.url + path, json=body("/v1/responses")) as answer:
+    async with s.http.request(method, s.url + path, json=body("/v1/completions")) as answer:
         assert answer.status in (404, 405)
     assert not s.heard
 
@@ -241,19 +233,10 @@ def answered(path: str, answer: bytes, stream: bool) -> list[dict[str, Any]]:
     if stream:
         found = [line[6:] for line in answer.split(b"\n") if line.startswith(b"data: {")]
         events = [json.loads(line) for line in found]
-        if path == "/v1/responses":
-            return [event["item"] for event in events if event["type"] == "response.output_item.done"]
-        if path == "/v1/messages":
-            texts = [event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta"]
-            return [{"role": "assistant", "content": "".join(texts)}]
         choices = [event["choices"][0] for event in events]
         texts = [choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices]
         return [{"role": "assistant", "content": "".join(texts)}]
     whole = json.loads(answer)
-    if path == "/v1/responses":
-        return list(whole["output"])
-    if path == "/v1/messages":
-        return [{"role": "assistant", "content": whole["content"]}]
     choice = whole["choices"][0]
     return [{"role": "assistant", "content": choice["text"] if "text" in choice else choice["message"]["content"]}]
 
@@ -263,7 +246,7 @@ def answered(path: str, answer: bytes, stream: bool) -> list[dict[str, Any]]:
 async def test_a_conversation_that_names_no_session_stays_in_one(s: HttpStack, path: str, stream: bool) -> None:
     opening = f"{path} {stream}: tell me a story about a cat, a dog and the long way home from the sea"
     turn: dict[str, Any] = {"role": "user", "content": opening}
-    field = {"/v1/responses": "input", "/v1/completions": "prompt"}.get(path, "messages")
+    field = {"/v1/completions": "prompt"}.get(path, "messages")
 
     async def ask(*turns: dict[str, Any]) -> tuple[bytes, str]:
         said = "".join(t["content"] for t in turns) if field == "prompt" else list(turns)
@@ -305,7 +288,7 @@ async def test_hints_in_a_turn_are_sent_and_do_not_reach_the_engine(s: HttpStack
             "actions": [{"action_id": "a", "action_type": "kv.prefetch", "payload": {"session_id": "planner"}}],
         },
     }
-    assert (await s.raw("/v1/messages", body("/v1/messages", session_id="s-1") | hints))[0] == 200
+    assert (await s.raw("/v1/completions", body("/v1/completions", session_id="s-1") | hints))[0] == 200
     (heard,) = s.heard
     assert heard.head.expected_tokens == 77 and not {"nvext", "kv_hints"} & heard.body.keys()
     await until(lambda: len(s.scheduler.advised) == 2)
@@ -323,7 +306,7 @@ async def test_no_hint_is_sent_after_a_turn_that_the_engine_refused(s: HttpStack
 async def test_a_turn_of_an_agent_takes_its_place_in_the_workflow(s: HttpStack) -> None:
     said = {"X_Upbeat_Workflow": "w", "X_Upbeat_Agent": "a", "X_Upbeat_Run": "r"}
     for stream in (False, True, False):
-        await s.raw("/v1/responses", body("/v1/responses", stream=stream), **said)
+        await s.raw("/v1/chat/completions", body("/v1/chat/completions", stream=stream), **said)
     hops = [placed.hop for placed in s.scheduler.placed]
     ids = [h.head.request_id for h in s.heard]
     assert [(hop.workflow, hop.agent, hop.run) for hop in hops] == [("w", "a", "r")] * 3
@@ -337,9 +320,8 @@ async def test_a_pinned_node_runs_the_request(s: HttpStack) -> None:
         status, _, headers = await s.raw(path, body(path), X_Upbeat_Node="node-1")
         assert (status, headers["X-Upbeat-Node"]) == (200, "node-1")
     assert not s.sidecars[0].heard and len(s.sidecars[1].heard) == len(BODIES)
-    status, answer, _ = await s.raw("/v1/messages", body("/v1/messages"), X_Upbeat_Node="node-7")
+    status, answer, _ = await s.raw("/v1/completions", body("/v1/completions"), X_Upbeat_Node="node-7")
     assert (status, json.loads(answer)["error"]["code"]) == (400, "unknown_node")
-    assert json.loads(answer)["type"] == "error", "as Anthropic's clients read it"
 
 
 # ---- times and metrics -----------------------------------------------------------------------------------------------
@@ -384,16 +366,10 @@ async def test_turns_are_measured_and_counted(s: HttpStack) -> None:
 
 
 # ---- models of both kinds --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"])
-async def test_a_native_model_has_none_of_an_engines_own_routes(path: str) -> None:
+async def test_a_native_model_has_none_of_an_engines_own_routes() -> None:
     async with stack(1) as native:
-        status, answer, _ = await native.post(path, body(path))
+        status, answer, _ = await native.post("/v1/embeddings", body("/v1/embeddings"))
         assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "model", "unsupported_operation")
-        if path == "/v1/embeddings":
-            return
-        assert path in answer["error"]["message"] and "/v1/chat/completions" in answer["error"]["message"]
-        status, answer, _ = await native.post(path, body(path) | {"model": "other"})
-        assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_before_any_node_has_it_the_configuration_says_how_a_model_is_reached() -> None:
@@ -410,16 +386,15 @@ async def test_before_any_node_has_it_the_configuration_says_how_a_model_is_reac
         assert (status, answer["error"]["code"]) == (400, "unknown_parameter"), "the native model is as strict as ever"
         assert (await native.chat())[0] == 200
         fleet._retry_limits = native.gateway._retry_limits
-        status, answer, _ = await native.post(
-            "/v1/responses", body("/v1/responses") | {"model": "asleep", "store": True}
-        )
-        assert (status, answer["error"]["param"]) == (400, "store"), "and this one has the engine's routes"
+        asked = body("/v1/embeddings") | {"model": "asleep", "priority": "high"}
+        status, answer, _ = await native.post("/v1/embeddings", asked)
+        assert (status, answer["error"]["param"]) == (400, "priority"), "and this one has the engine's routes"
 
 
 async def test_what_a_node_says_of_a_model_counts_more_than_the_configuration() -> None:
     async with stack(1, models={MODEL: {"path": "/m/toy", "engine": "vllm"}}) as native:
         assert (await native.chat())[0] == 200
-        assert (await native.post("/v1/messages", body("/v1/messages")))[0] == 400
+        assert (await native.post("/v1/embeddings", body("/v1/embeddings")))[0] == 400
 
 
 async def test_a_model_may_become_one_with_http_of_its_own_while_the_gateway_runs(s: HttpStack) -> None:
@@ -431,6 +406,6 @@ async def test_a_model_may_become_one_with_http_of_its_own_while_the_gateway_run
 
     native = pb.ModelInfo(name=MODEL, max_tokens=2000)
     await wires(s, native)
-    assert (await s.raw("/v1/messages", body("/v1/messages")))[0] == 400
+    assert (await s.raw("/v1/embeddings", body("/v1/embeddings")))[0] == 400
     await wires(s, HTTP_MODEL)
-    assert (await s.raw("/v1/messages", body("/v1/messages")))[0] == 200
+    assert (await s.raw("/v1/embeddings", body("/v1/embeddings")))[0] == 200

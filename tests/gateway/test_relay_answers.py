@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.v1 import worker_pb2 as pb
+from gateway.asked_wire import decode_answer, decode_question, encode_answer, encode_reading
 from gateway.core.conversations import after, read
 from gateway.core.relay_answers import MOST_EVENT_BYTES, MOST_KEPT_BYTES, Reading, Stated
 from gateway.core.relay_events import MOST_HELD_BYTES, Events, data_of
 from gateway.core.relay_routes import APIS, RelayKind
-from gateway.openai.asked_wire import decode_answer, decode_question, encode_answer, encode_reading
 
 TURNS: list[RelayKind] = [kind for kind, api in APIS.items() if api.turn]
 
@@ -145,8 +145,6 @@ def asked(kind: RelayKind, *turns: dict[str, Any]) -> dict[str, Any]:
     """A body whose conversation has these messages, or items."""
     if kind == "completion":
         return {"prompt": "".join(str(turn) for turn in turns)}
-    if kind == "responses":
-        return {"instructions": "be kind", "input": list(turns)}
     return {"system": "be kind", "messages": list(turns)}
 
 
@@ -161,27 +159,6 @@ BACK: dict[RelayKind, list[list[dict[str, Any]]]] = {
             "role": "assistant", "content": [{"type": "text", "text": f" {TEXT}\n"}], "reasoning_content": "hm",
             "tool_calls": [{"function": {"arguments": CALLED[1], "name": CALLED[0]}}],
         }]
-    ],
-    "messages": [
-        [{"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": TEXT},
-            {"type": "tool_use", "id": "c1", "name": CALLED[0], "input": {"a": [2], "b": 1}},
-        ]}],
-        [{"role": "assistant", "content": [
-            {"text": TEXT, "type": "text", "cache_control": {"type": "ephemeral"}},
-            {"input": {"b": 1, "a": [2]}, "name": CALLED[0], "type": "tool_use", "id": "c1"},
-        ]}],
-    ],
-    "responses": [
-        [
-            {"type": "reasoning", "id": "rs_1", "summary": []},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TEXT}]},
-            {"type": "function_call", "call_id": "c1", "name": CALLED[0], "arguments": CALLED[1]},
-        ],
-        [
-            {"role": "assistant", "content": TEXT},
-            {"type": "function_call", "call_id": "c2", "id": "x", "name": CALLED[0], "arguments": CALLED[1]},
-        ],
     ],
 }  # fmt: skip
 
@@ -222,7 +199,7 @@ def test_an_image_belongs_to_what_a_conversation_is_recognised_by() -> None:
 
 
 def test_calls_that_belong_to_no_session_have_no_conversation() -> None:
-    for kind in ("embeddings", "count_tokens", "tokenize", "detokenize"):
+    for kind in ("embeddings", "tokenize", "detokenize"):
         assert not read(kind, {"input": "a", "prompt": "a"}).history("t", "m")
 
 

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.errors import InvalidRequest
+from contracts.errors import BodyTooLarge, Forbidden, InvalidRequest, NotFound, RateLimited, Unauthorized, Unavailable
 from contracts.models import ModelWire
-from gateway.core.relay_bodies import STORED, TAKEN_OUT, TAKEN_OUT_OF_XARGS, Relayed, relayed
+from gateway.asked_wire import decode_answer, decode_question, encode_answer, encode_question
+from gateway.core.relay_bodies import TAKEN_OUT, TAKEN_OUT_OF_XARGS, Relayed, relayed
 from gateway.core.relay_headers import down, is_events, up
 from gateway.core.relay_routes import APIS, OWN_KINDS, RelayKind, error_body, is_anthropic, is_relayed
 from gateway.core.spellings import ROOTS
 from gateway.openai.asked import Asked, Told, ask
-from gateway.openai.asked_wire import decode_answer, decode_question, encode_answer, encode_question
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 HTTP = {"m": ModelWire.HTTP, "n": ModelWire.FRAMES}
 
 
 def made(kind: RelayKind = "chat", tenant: str = "t", headers: dict[str, str] | None = None, **fields: Any) -> Relayed:
-    base = CHAT if kind in ("chat", "messages") else {"model": "m"}
+    base = CHAT if kind == "chat" else {"model": "m"}
     return relayed(kind, {**base, **fields}, tenant, headers or {}, named=False)
 
 
@@ -187,28 +187,6 @@ def test_a_body_needs_a_model_and_is_an_object() -> None:
             relayed("chat", odd, "t", {}, named=False)
 
 
-# ---- responses that one server would store ---------------------------------------------------------------------------
-@pytest.mark.parametrize("value", [True, 1, "true", "yes", 0, "", [], {}])
-@pytest.mark.parametrize("name", ["background", "store"])
-def test_what_needs_a_stored_response_is_refused_by_name_however_it_is_spelled(name: str, value: Any) -> None:
-    error = refused("responses", input="hi", **{name: value})
-    assert (error.param, error.code) == (name, "unsupported_parameter") and STORED[name] in error.message
-
-
-@pytest.mark.parametrize("value", ["resp_1", "", False, 0, {}])
-def test_a_stored_response_cannot_be_continued(value: Any) -> None:
-    assert refused("responses", input="hi", previous_response_id=value).param == "previous_response_id"
-
-
-@pytest.mark.parametrize("said", [{}, {"store": None}, {"store": False}, {"background": False}, {"background": None}])
-def test_nothing_is_stored(said: dict[str, Any]) -> None:
-    assert json.loads(made("responses", input="hi", previous_response_id=None, **said).body)["store"] is False
-
-
-def test_other_routes_have_no_stored_responses() -> None:
-    assert passed("chat", store=True, background=True) == {"store": True, "background": True}
-
-
 # ---- what it is ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("value", "streams"),
@@ -227,15 +205,13 @@ def test_a_digest_is_of_tenant_route_model_and_what_is_asked() -> None:
 
     same = [digest(), digest(request_id="r"), digest(session_id="s"), digest(kv_transfer_params={}), digest(priority=2)]
     assert len(set(same)) == 1
-    others = [digest(tenant="u"), digest(model="n"), digest(kind="messages"), digest(temperature=0.5)]
+    others = [digest(tenant="u"), digest(model="n"), digest(kind="tokenize"), digest(temperature=0.5)]
     assert len({same[0], *others}) == 5
 
 
 def test_a_prompt_is_estimated_where_it_counts_toward_a_tenants_tokens() -> None:
     text = "x" * 400
     assert made(messages=[{"role": "user", "content": text}]).estimate == 100
-    assert made("messages", system=text, messages=[{"role": "user", "content": text}]).estimate == 200
-    assert made("responses", instructions=text, input=text).estimate == 200
     assert made("completion", prompt=[text, text]).estimate == 200
     assert made("completion", prompt=[1, 2, 3]).estimate == 3
     assert made("embeddings", input=[text, text]).estimate == 200
@@ -243,7 +219,7 @@ def test_a_prompt_is_estimated_where_it_counts_toward_a_tenants_tokens() -> None
     assert 1000 < made(messages=[{"role": "user", "content": [image, {"type": "text", "text": "a"}]}]).estimate < 1100
     tools = [{"type": "function", "function": {"name": "f", "description": text}}]
     assert made(tools=tools).estimate > 100
-    for kind in ("tokenize", "detokenize", "count_tokens"):
+    for kind in ("tokenize", "detokenize"):
         assert made(kind, prompt=text, messages=[{"role": "user", "content": text}]).estimate == 0
 
 
@@ -253,8 +229,8 @@ def test_a_large_body_comes_out_of_a_helper_as_it_would_here() -> None:
         {**CHAT, "cache_salt": "s", "priority": 3, "kv_hints": VALUES["kv_hints"], "n": "\ud800"}
     ).encode()
     question = decode_question(encode_question("chat", body, told))
-    assert question == ("chat", body, told)
-    here, there = ask("chat", body, told), decode_answer(encode_answer(ask(*question)))
+    assert question == ("chat", body, told, None)
+    here, there = ask("chat", body, told), decode_answer(encode_answer(ask(*question[:3])))
     assert isinstance(there, Relayed) and here == there
 
 
@@ -294,14 +270,24 @@ def test_a_native_model_is_validated_as_strictly_as_ever() -> None:
 
 def test_every_route_that_is_relayed_is_one_that_answers_requests() -> None:
     assert [api.path for api in APIS.values()] == [
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-        "/v1/embeddings", "/tokenize", "/detokenize",
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize",
     ]  # fmt: skip
 
 
 def test_anthropics_clients_read_the_type_of_an_error() -> None:
     error = InvalidRequest("no", param="a")
-    assert error_body(error, "/v1/messages") == {"type": "error", **error.envelope()}
+    assert error_body(error, "/v1/messages")["error"] == error.envelope()["error"]
+    types = {
+        Unauthorized: "authentication_error",
+        Forbidden: "permission_error",
+        NotFound: "not_found_error",
+        BodyTooLarge: "request_too_large",
+        RateLimited: "rate_limit_error",
+        Unavailable: "overloaded_error",
+    }
+    for kind, said in types.items():
+        told = error_body(kind("no"), "/v1/messages/count_tokens")
+        assert (told["type"], told["error"]["type"]) == ("error", said)
     assert error_body(error, "/v1/chat/completions") == error.envelope()
     assert is_anthropic("/v1/messages/count_tokens") and not is_anthropic("/v1/messagesx")
 

@@ -46,7 +46,7 @@ async def s() -> AsyncIterator[HttpStack]:
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", ["/v1/responses", MESSAGES, "/v1/messages/count_tokens", "/v1/embeddings", CHAT])
+@pytest.mark.parametrize("path", ["/v1/completions", MESSAGES, "/v1/messages/count_tokens", "/v1/embeddings", CHAT])
 async def test_every_route_needs_a_key(s: HttpStack, path: str) -> None:
     for key in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Bearer ek_no"}):
         status, answer, _ = await s.raw(path, b"not even JSON", **key)
@@ -96,7 +96,7 @@ def left(headers: Any) -> int:
     return int(headers["x-ratelimit-remaining-tokens"])
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/v1/responses", "/v1/completions"])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/v1/completions"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_turn_uses_the_tokens_that_its_answer_states(path: str, stream: bool) -> None:
     async with http_stack(1, limits={"tokens_per_day": 10_000}) as s:

@@ -20,6 +20,7 @@ ALLOWED = {
     r"needs (node|web-sdk/node_modules|Chromium)\b.*": "npm and Chromium, which .ci/run installs",
     r"needs (tests/recipes/node_modules|\.cache/gradio)\b.*": "make recipes",
     r"node or its client is not there; .*": "npm, which .ci/run installs",
+    r"the frameworks are not there; `make clients` installs them": "make clients",
     r"the extra \[lmcache\] is not installed": "a machine for which LMCache has a build",
     r"LMCache's kernels need numba .*|lmcache\S* cannot be imported .*": "the whole of LMCache",
     r"Triton has no build for this machine": "x86",

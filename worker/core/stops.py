@@ -88,8 +88,9 @@ class StopMatcher:
         self._strings = stop_strings(tuple(stops)) if any(stops) else None
         self._node = 0
         self._held = ""
-        #: A stop string was met.
+        #: A stop string was met: `met`.
         self.stopped = False
+        self.met = ""
 
     def prime(self, text: str) -> str:
         """Replay `text` that another worker pushed. Returns the text that worker emitted."""
@@ -106,7 +107,7 @@ class StopMatcher:
         for end, code in enumerate(map(ord, text), len(self._held) + 1):
             node = node + 1 if chained[node] == code else strings.next(node, code)
             if matched[node]:
-                self._held, self.stopped = "", True
+                self._held, self.stopped, self.met = "", True, whole[end - matched[node] : end]
                 return whole[: end if self._include else end - matched[node]], True
         self._node = node
         shown = len(whole) - strings.depth[node]

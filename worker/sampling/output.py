@@ -92,6 +92,7 @@ class Writer:
             logprobs=self._logprobs(choice) if shown else None,
             finish_reason=ended,
             tool_calls=called or None,
+            stop=self.stops.met,
         )
 
     def _logprobs(self, choice: Choice) -> list[TokenLogprob] | None:

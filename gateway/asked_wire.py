@@ -17,14 +17,16 @@ from contracts.context import ContextBound
 from contracts.errors import RequestError, from_wire, to_wire
 from contracts.models import wire_of
 from contracts.request import Sampling, ToolUse
+from gateway.asking import Kind, Question
 from gateway.core.implicit import History
 from gateway.core.kv_hints import HintAction, HintEnvelope
 from gateway.core.relay_answers import Reading, Stated
 from gateway.core.relay_bodies import Relayed
 from gateway.core.spellings import Spelled
-from gateway.openai.asked import Asked, Kind, Prompt, Told
+from gateway.openai.asked import Asked, Prompt, Told
 from gateway.openai.forms import Form
 from gateway.openai.token_requests import TokensAsked
+from gateway.translating import MessageAsked, NeedsStored, ResponseAsked, Stored
 
 #: The types that decoding may create; the index is the extension's code.
 _KINDS: tuple[type[Any], ...] = (
@@ -42,6 +44,10 @@ _KINDS: tuple[type[Any], ...] = (
     Relayed,
     Reading,
     Stated,
+    Stored,
+    NeedsStored,
+    ResponseAsked,
+    MessageAsked,
 )
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _NAMES = [[f.name for f in fields(kind)] for kind in _KINDS]
@@ -57,11 +63,11 @@ class _Large:
     data: bytes
 
 
-def encode_question(kind: Kind, body: bytes, told: Told) -> bytes:
+def encode_question(kind: Kind, body: bytes, told: Told, stored: Stored | None = None) -> bytes:
     """The question what `body` asks for."""
     wires = {name: int(wire) for name, wire in told.wires.items()}
     said = [kind, told.tenant, told.named, dict(told.headers), dict(told.bounds), told.served, wires, told.per_user]
-    return _encoded(said, [], body)
+    return _encoded([*said, stored], [], body)
 
 
 def encode_reading(reading: Reading, body: bytes) -> bytes:
@@ -69,41 +75,43 @@ def encode_reading(reading: Reading, body: bytes) -> bytes:
     return _encoded(reading, [], body)
 
 
-def decode_question(payload: bytes) -> tuple[Kind, bytes, Told] | tuple[Reading, bytes]:
+def decode_question(payload: bytes) -> tuple[Kind, bytes, Told, Stored | None] | tuple[Reading, bytes]:
     """The inverse of `encode_question` and of `encode_reading`."""
     asked, rest = _decoded(payload)
     if isinstance(asked, Reading):
         return asked, bytes(rest)
-    kind, tenant, named, headers, bounds, served, numbers, per_user = asked
+    kind, tenant, named, headers, bounds, served, numbers, per_user, stored = asked
     wires = {name: wire_of(number) for name, number in numbers.items()}
-    return kind, bytes(rest), Told(tenant, named, headers, bounds, served, wires, per_user)
+    return kind, bytes(rest), Told(tenant, named, headers, bounds, served, wires, per_user), stored
 
 
-def encode_answer(answer: Asked | TokensAsked | Relayed | Reading | RequestError) -> bytes:
-    """The helper's answer. Mutates an `Asked`, whose prompts it packs, and a `Relayed`."""
+def encode_answer(answer: Question | Reading | RequestError) -> bytes:
+    """The helper's answer. Mutates an `Asked`, whose prompts it packs, and a `Relayed`, also within another."""
     if isinstance(answer, RequestError):
         return _encoded(to_wire(answer), [], b"")
-    large: list[bytes] = []
-    if isinstance(answer, TokensAsked | Reading):
-        return _encoded(answer, large, b"")
-    if isinstance(answer, Relayed):
-        answer.body = _Large(answer.body)  # type: ignore[assignment]
-        return _encoded(answer, large, b"")
-    for prompt in answer.prompts:
-        for name in ("messages", "prompt", "prompt_tokens"):
-            if (value := getattr(prompt, name)) is not None:
-                setattr(prompt, name, None)
-                prompt.packed[name] = _Large(msgpack.packb(value, use_bin_type=True))  # type: ignore[assignment]
-    return _encoded(answer, large, b"")
+    _separate(answer.asked if isinstance(answer, ResponseAsked | MessageAsked) else answer)
+    return _encoded(answer, [], b"")
+
+
+def _separate(asked: Any) -> None:
+    """Make large parts of their own of what is large in a request."""
+    if isinstance(asked, Relayed):
+        asked.body = _Large(asked.body)  # type: ignore[assignment]
+    elif isinstance(asked, Asked):
+        for prompt in asked.prompts:
+            for name in ("messages", "prompt", "prompt_tokens"):
+                if (value := getattr(prompt, name)) is not None:
+                    setattr(prompt, name, None)
+                    prompt.packed[name] = _Large(msgpack.packb(value, use_bin_type=True))  # type: ignore[assignment]
 
 
 def decode_answer(payload: bytes) -> Any:
     """The inverse of `encode_answer`. Raises an encoded RequestError."""
     answer, _ = _decoded(payload)
-    if isinstance(answer, Asked | TokensAsked | Relayed | Reading):
-        return answer
-    status, message, param, code = answer
-    raise from_wire(status, message, param, code)
+    if isinstance(answer, list):
+        status, message, param, code = answer
+        raise from_wire(status, message, param, code)
+    return answer
 
 
 def _encoded(value: Any, large: list[bytes], rest: bytes) -> bytes:

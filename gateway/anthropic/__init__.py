@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over the gateway's chats: translations, events and errors."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API over the gateway's chats: translations, events, and stored responses."""

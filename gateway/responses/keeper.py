@@ -1,0 +1,217 @@
+"""Stored responses for the event loop: `store` on a thread of its own, and what to say when it fails.
+
+A store that cannot be written costs a response its memory, not its answer. One that is damaged is put aside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from contracts.errors import InvalidRequest, NotFound, Unavailable
+from gateway.responses.ids import is_response_id
+from gateway.responses.store import RUNNING, Earlier, Response, Store
+from gateway.translating import NeedsStored, Stored
+from runtime import telemetry
+from runtime.clock import Clock
+
+log = telemetry.logger("gateway.responses")
+SWEEP_S, LOOK_S = 60.0, 0.5
+#: Response ids whose session is remembered, for hints.
+REMEMBERED = 50_000
+T = TypeVar("T")
+
+
+class Keeper:
+    """The stored responses of all tenants, for one process of a gateway."""
+
+    def __init__(self, data: Path, clock: Clock, keep_s: float, limit_bytes: int, share: float, runner: str) -> None:
+        """keep_s: 0: nothing is stored. runner: this process's name among those that share the store."""
+        self._clock, self._runner = clock, runner
+        self.on = keep_s > 0
+        self._store = Store(data / "responses", keep_s, limit_bytes, share)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        #: (tenant, response id) -> session.
+        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
+        #: Background runs of this process.
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """Run it on the store's thread. Raises Unavailable when the store cannot be used."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.DatabaseError as e:
+            log.error("stored responses cannot be used", error=str(e))
+            if not isinstance(e, sqlite3.OperationalError | sqlite3.IntegrityError):
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.start_again)
+            raise Unavailable("stored responses cannot be read at the moment; try again") from None
+        except OSError as e:
+            log.error("stored responses cannot be used", error=str(e))
+            raise Unavailable("stored responses cannot be read at the moment; try again") from None
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def note(self, tenant: str, response_id: str, session: str) -> None:
+        """A hint may name this response instead of its session."""
+        self._sessions[(tenant, response_id)] = session
+        while len(self._sessions) > REMEMBERED:
+            self._sessions.popitem(last=False)
+
+    async def put(self, response: Response) -> bool:
+        """Store it; False: there is no room for it, or the store cannot be written."""
+        try:
+            kept = await self._do(lambda: self._store.put(response, self._clock.wall()))
+        except Unavailable:
+            return False
+        if not kept:
+            log.warning("a response is too large to be stored", tenant=response.tenant, bytes=response.bytes_)
+        return kept
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Delete it, and stop it if it runs. Raises NotFound for an unknown one."""
+        self._sessions.pop((tenant, response_id), None)
+        known = is_response_id(response_id) and self.on
+        if not known or not await self._do(lambda: self._store.delete(tenant, response_id)):
+            raise _unknown(response_id)
+        self._stop(response_id)
+
+    async def forget(self, tenant: str, session: str) -> None:
+        """Delete all responses of a session."""
+        for key in [key for key, value in self._sessions.items() if key[0] == tenant and value == session]:
+            del self._sessions[key]
+        if self.on:
+            await self._do(lambda: self._store.forget(tenant, session))
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    async def get(self, tenant: str, response_id: str) -> Response:
+        """A stored response. Raises NotFound for an unknown one."""
+        found = None
+        if is_response_id(response_id) and self.on:
+            found = await self._do(lambda: self._store.get(tenant, response_id, self._clock.wall()))
+        if found is None:
+            raise _unknown(response_id)
+        return found
+
+    async def session(self, tenant: str, response_id: str) -> str | None:
+        """The session of a response that a hint names, if it is known."""
+        known = self._sessions.get((tenant, response_id))
+        if known is None and self.on:
+            with contextlib.suppress(Unavailable):
+                known = await self._do(lambda: self._store.session(tenant, response_id, self._clock.wall()))
+        return known
+
+    async def named(self, tenant: str, needs: NeedsStored) -> tuple[Stored, str | None]:
+        """What a request names, and the session that it goes on with. Raises NotFound for an unknown response,
+        InvalidRequest for one that cannot be continued."""
+        earlier = await self._earlier(tenant, needs.previous) if needs.previous else None
+        referenced: dict[str, Any] = {}
+        if needs.items and self.on:
+            referenced = await self._do(lambda: self._store.items(tenant, needs.items, self._clock.wall()))
+        stored = Stored(earlier.items if earlier is not None else b"[]", json.dumps(referenced).encode())
+        return stored, earlier.session if earlier is not None else None
+
+    async def _earlier(self, tenant: str, response_id: str) -> Earlier:
+        found = None
+        if is_response_id(response_id) and self.on:
+            found = await self._do(lambda: self._store.earlier(tenant, response_id, self._clock.wall()))
+        if found is None:
+            raise InvalidRequest(
+                f"previous response with id {response_id[:80]!r} not found: it was never stored, it has expired, or it "
+                "was deleted; send the conversation in input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        if found.status not in ("completed", "incomplete"):
+            raise InvalidRequest(
+                f"previous_response_id: {response_id} is {found.status}; name a response that has ended",
+                param="previous_response_id",
+            )
+        if not found.whole:
+            raise InvalidRequest(
+                f"previous_response_id: an earlier response of the conversation of {response_id} was deleted; send "
+                "the conversation in input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return found
+
+    # ---- background --------------------------------------------------------------------------------------------
+    @property
+    def runner(self) -> str:
+        """This process's name in the store."""
+        return self._runner
+
+    def run(self, response_id: str, work: asyncio.Task[None]) -> None:
+        """`work` computes this response; `cancel` and `delete`, of any process, end it."""
+        self._running[response_id] = work
+        work.add_done_callback(lambda _: self._running.pop(response_id, None))
+
+    async def settle(self, response: Response) -> None:
+        """Store what has become of a response in the background, unless it was cancelled."""
+        with contextlib.suppress(Unavailable):
+            await self._do(lambda: self._store.settle(response, self._clock.wall()))
+
+    async def cancel(self, tenant: str, response_id: str) -> Response:
+        """The response, which no longer runs. Raises NotFound, and InvalidRequest for one that was never in the
+        background."""
+        found = await self.get(tenant, response_id)
+        if not found.shown().get("background"):
+            raise InvalidRequest(
+                "only a response that was created with background can be cancelled", param="response_id"
+            )
+        if found.status in RUNNING:
+            await self._do(lambda: self._store.cancel(tenant, response_id))
+            self._stop(response_id)
+            found = await self.get(tenant, response_id)
+        return found
+
+    def _stop(self, response_id: str) -> None:
+        if (work := self._running.get(response_id)) is not None:
+            work.cancel()
+
+    async def watch(self) -> None:
+        """Delete what has expired, and stop what another process has cancelled; for ever."""
+        if not self.on:
+            return
+        with contextlib.suppress(Unavailable):
+            await self._do(lambda: self._store.abandon(self._runner))
+        swept_s = 0.0
+        while True:
+            with contextlib.suppress(Unavailable):
+                if self._clock.now() - swept_s >= SWEEP_S or not swept_s:
+                    swept_s = self._clock.now()
+                    await self._do(lambda: self._store.sweep(self._clock.wall()))
+                if self._running:
+                    mine = set(self._running)
+                    for response_id in mine - await self._do(lambda: self._store.running(self._runner)):
+                        self._stop(response_id)
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        """Stop what runs; it has failed. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        works = list(self._running.values())
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        if self.on:
+            with contextlib.suppress(Unavailable):
+                await self._do(lambda: self._store.abandon(self._runner))
+                await self._do(self._store.close)
+        self._thread.shutdown(wait=False)
+
+
+def _unknown(response_id: str) -> NotFound:
+    return NotFound(
+        f"response with id {response_id[:80]!r} not found: it was never stored, it has expired, or it was deleted",
+        param="response_id",
+    )

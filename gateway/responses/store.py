@@ -1,0 +1,301 @@
+"""Stored responses, in one SQLite database that all processes of a gateway share: DATA/responses/responses.db.
+
+Kept `keep_s` seconds after the last use of their conversation. A tenant has at most its share of the bytes, all
+together at most the limit; then the tenant's own session that was used least recently leaves as a whole, because a
+conversation without its beginning is of no use. Every function blocks and may raise sqlite3.Error: call them on one
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.responses.ids import item_id, response_of
+
+#: What a response takes beside its text, in bytes; also bounds their number.
+ROW_BYTES = 1024
+#: Responses that one conversation may have.
+MOST_TURNS = 4096
+#: The use of a conversation is noted this seldom, in seconds.
+NOTED_S = 60.0
+RUNNING = ("queued", "in_progress")
+_BUSY_S = 5.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL, previous TEXT NOT NULL, used_s REAL NOT NULL,
+    status TEXT NOT NULL, body BLOB NOT NULL, output BLOB NOT NULL, input BLOB NOT NULL, bytes INTEGER NOT NULL,
+    runner TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_session ON responses (tenant, session);
+CREATE INDEX IF NOT EXISTS by_use ON responses (tenant, used_s);
+CREATE INDEX IF NOT EXISTS by_age ON responses (used_s);
+CREATE INDEX IF NOT EXISTS by_runner ON responses (runner) WHERE runner != '';
+CREATE TABLE IF NOT EXISTS totals (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
+    INSERT INTO totals VALUES (NEW.tenant, NEW.bytes) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + NEW.bytes;
+END;
+CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
+    UPDATE totals SET bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant;
+    DELETE FROM totals WHERE tenant = OLD.tenant AND bytes <= 0;
+END;
+CREATE TRIGGER IF NOT EXISTS changed AFTER UPDATE OF bytes ON responses BEGIN
+    UPDATE totals SET bytes = bytes + NEW.bytes - OLD.bytes WHERE tenant = NEW.tenant;
+END;
+"""
+_CHAIN = """
+WITH RECURSIVE chain (id, previous, depth) AS (
+    SELECT id, previous, 0 FROM responses WHERE tenant = :tenant AND id = :id
+    UNION ALL
+    SELECT r.id, r.previous, depth + 1 FROM responses r JOIN chain ON r.id = chain.previous
+    WHERE r.tenant = :tenant AND depth < :most
+)
+"""
+
+
+@dataclass(slots=True)
+class Response:
+    """One response. body: the object without its output; body, output, input: JSON. previous: the id of the response
+    that it goes on from, or empty. runner: the process that computes it, or empty."""
+
+    id: str
+    tenant: str
+    session: str
+    status: str
+    body: bytes
+    output: bytes
+    input: bytes
+    previous: str = ""
+    runner: str = ""
+
+    @property
+    def bytes_(self) -> int:
+        """What it counts toward its tenant's share."""
+        return len(self.body) + len(self.output) + len(self.input) + ROW_BYTES
+
+    def shown(self) -> dict[str, Any]:
+        """The response object."""
+        shown: dict[str, Any] = json.loads(self.body)
+        return shown | {"output": json.loads(self.output)}
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """Its input, with ids."""
+        items = json.loads(self.input)
+        return [{"id": item_id(self.id, item["type"], i, of_input=True)} | item for i, item in enumerate(items)]
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The conversation up to a response. items: JSON, a list. whole: no earlier response was deleted."""
+
+    session: str
+    status: str
+    items: bytes
+    whole: bool
+
+
+class Store:
+    """See the module."""
+
+    def __init__(self, folder: Path, keep_s: float, limit_bytes: int, share: float) -> None:
+        """share: of the bytes, what one tenant may have."""
+        self._path = folder / "responses.db"
+        self._keep_s, self._limit_bytes, self._most_bytes = keep_s, limit_bytes, int(limit_bytes * share)
+        self._db: sqlite3.Connection | None = None
+
+    # ---- life --------------------------------------------------------------------------------------------------
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            try:
+                for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON", "temp_store=MEMORY"):
+                    db.execute(f"PRAGMA {pragma}")
+                db.executescript(_TABLES)
+            except sqlite3.Error:
+                db.close()
+                raise
+            self._db = db
+        return self._db
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def start_again(self) -> None:
+        """Put a damaged database aside and begin with an empty one."""
+        with contextlib.suppress(sqlite3.Error):
+            self.close()
+        self._db = None
+        for tail in ("", "-wal", "-shm"):
+            path = self._path.with_name(self._path.name + tail)
+            with contextlib.suppress(FileNotFoundError):
+                path.replace(path.with_name(f"{path.name}.damaged"))
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that writes."""
+        db = self._opened()
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+
+    # ---- writing -----------------------------------------------------------------------------------------------
+    def put(self, response: Response, now_s: float) -> bool:
+        """Store it, or store it anew; False: it is larger than its tenant's share. now_s: seconds since the epoch."""
+        if response.bytes_ > self._most_bytes:
+            return False
+        with self._change() as db:
+            self._make_room(db, response)
+            db.execute(
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (response.id, response.tenant, response.session, response.previous, now_s, response.status,
+                 response.body, response.output, response.input, response.bytes_, response.runner),
+            )  # fmt: skip
+        return True
+
+    def settle(self, response: Response, now_s: float) -> bool:
+        """What has become of a response that ran in the background; False: it was cancelled or deleted meanwhile."""
+        with self._change() as db:
+            done = db.execute(
+                f"UPDATE responses SET status = ?, body = ?, output = ?, bytes = ?, used_s = ?, runner = '' "
+                f"WHERE id = ? AND tenant = ? AND status IN {RUNNING}",
+                (response.status, response.body, response.output, response.bytes_, now_s, response.id,
+                 response.tenant),
+            )  # fmt: skip
+            return done.rowcount > 0
+
+    def _make_room(self, db: sqlite3.Connection, response: Response) -> None:
+        wanted = response.bytes_
+        while self._total(db, response.tenant) + wanted > self._most_bytes:
+            if not self._drop_oldest(db, response.tenant):
+                break
+        while self._total(db) + wanted > self._limit_bytes:
+            greediest = db.execute("SELECT tenant FROM totals ORDER BY bytes DESC LIMIT 1").fetchone()
+            if greediest is None or not self._drop_oldest(db, greediest[0]):
+                break
+
+    def _total(self, db: sqlite3.Connection, tenant: str | None = None) -> int:
+        where = ("", ()) if tenant is None else (" WHERE tenant = ?", (tenant,))
+        return int(db.execute(f"SELECT COALESCE(SUM(bytes), 0) FROM totals{where[0]}", where[1]).fetchone()[0])
+
+    def _drop_oldest(self, db: sqlite3.Connection, tenant: str) -> bool:
+        """Drop the tenant's session that was used least recently."""
+        found = db.execute(
+            "SELECT session FROM responses WHERE tenant = ? ORDER BY used_s LIMIT 1", (tenant,)
+        ).fetchone()
+        if found is None:
+            return False
+        db.execute("DELETE FROM responses WHERE tenant = ? AND session = ?", (tenant, found[0]))
+        return True
+
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Whether there was one. Its text is overwritten."""
+        with self._change() as db:
+            gone = db.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id)).rowcount > 0
+        self._forget_log()
+        return gone
+
+    def forget(self, tenant: str, session: str) -> int:
+        """Delete all responses of a session; how many there were. Their text is overwritten."""
+        with self._change() as db:
+            gone = db.execute("DELETE FROM responses WHERE tenant = ? AND session = ?", (tenant, session)).rowcount
+        if gone:
+            self._forget_log()
+        return gone
+
+    def _forget_log(self) -> None:
+        """Pages that were overwritten also leave the write-ahead log."""
+        self._opened().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def sweep(self, now_s: float) -> int:
+        """Delete what nobody has used for so long; how many."""
+        with self._change() as db:
+            gone = db.execute("DELETE FROM responses WHERE used_s < ?", (now_s - self._keep_s,)).rowcount
+        if gone:
+            self._forget_log()
+        return gone
+
+    # ---- background --------------------------------------------------------------------------------------------
+    def cancel(self, tenant: str, response_id: str) -> None:
+        """Mark a running one as cancelled; whoever runs it stops."""
+        with self._change() as db:
+            db.execute(
+                f"UPDATE responses SET status = 'cancelled', runner = '' WHERE tenant = ? AND id = ? "
+                f"AND status IN {RUNNING}",
+                (tenant, response_id),
+            )
+
+    def running(self, runner: str) -> set[str]:
+        """Ids of those that this process is to run."""
+        return {row[0] for row in self._opened().execute("SELECT id FROM responses WHERE runner = ?", (runner,))}
+
+    def abandon(self, runner: str) -> int:
+        """Those of a process that has ended have failed; how many."""
+        with self._change() as db:
+            return db.execute(
+                "UPDATE responses SET status = 'failed', runner = '' WHERE runner = ?", (runner,)
+            ).rowcount
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+    def get(self, tenant: str, response_id: str, now_s: float) -> Response | None:
+        """The response, unless it has expired."""
+        row = self._opened().execute(
+            "SELECT id, tenant, session, status, body, output, input, previous, runner FROM responses "
+            "WHERE tenant = ? AND id = ? AND used_s >= ?",
+            (tenant, response_id, now_s - self._keep_s),
+        ).fetchone()  # fmt: skip
+        return Response(*row) if row is not None else None
+
+    def session(self, tenant: str, response_id: str, now_s: float) -> str | None:
+        """The response's session."""
+        row = self._opened().execute(
+            "SELECT session FROM responses WHERE tenant = ? AND id = ? AND used_s >= ?",
+            (tenant, response_id, now_s - self._keep_s),
+        ).fetchone()  # fmt: skip
+        return str(row[0]) if row is not None else None
+
+    def earlier(self, tenant: str, response_id: str, now_s: float) -> Earlier | None:
+        """The conversation up to this response, whose use is noted; None: it is not stored, or has expired."""
+        last = self.get(tenant, response_id, now_s)
+        if last is None:
+            return None
+        given = {"tenant": tenant, "id": response_id, "most": MOST_TURNS, "now": now_s, "noted": now_s - NOTED_S}
+        db = self._opened()
+        rows = db.execute(
+            _CHAIN + "SELECT r.input, r.output, r.previous FROM chain JOIN responses r ON r.id = chain.id "
+            "ORDER BY depth DESC",
+            given,
+        ).fetchall()
+        with self._change():
+            db.execute(
+                _CHAIN + "UPDATE responses SET used_s = :now WHERE used_s < :noted AND id IN (SELECT id FROM chain)",
+                given,
+            )
+        whole = bool(rows) and not rows[0][2]
+        parts = [part[1:-1] for row in rows for part in row[:2] if len(part) > 2]
+        return Earlier(last.session, last.status, b"[" + b",".join(parts) + b"]", whole)
+
+    def items(self, tenant: str, ids: Iterable[str], now_s: float) -> dict[str, Any]:
+        """Stored items by id, those that there are."""
+        found: dict[str, Any] = {}
+        for response_id in {response_of(one) or "" for one in ids}:
+            response = self.get(tenant, response_id, now_s) if response_id else None
+            if response is not None:
+                stored = [*json.loads(response.output), *response.input_items()]
+                found |= {item["id"]: item for item in stored}
+        return {one: found[one] for one in ids if one in found}
