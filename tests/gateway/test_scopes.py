@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import ConfigError, InvalidRequest
+from gateway.asked_wire import decode_answer, decode_question, encode_answer, encode_question
 from gateway.core.scopes import scope_of, user_of
 from gateway.openai.asked import Asked, Told, ask
-from gateway.openai.asked_wire import decode_answer, decode_question, encode_answer, encode_question
 from runtime.config_file import load_config
 
 TALK = [{"role": "user", "content": "hi"}]

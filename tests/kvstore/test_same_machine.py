@@ -42,9 +42,9 @@ def another_user():
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_is_known_for_what_it_is(server):
     listening, name = server
-    with socket.socket(socket.AF_UNIX) as stranger:
+    with socket.socket(socket.AF_UNIX) as other_user:
         with another_user():
-            stranger.connect("\0" + name)
+            other_user.connect("\0" + name)
         other, _ = listening.accept()
         with other:
             assert not same_machine.is_own(other)
