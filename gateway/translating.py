@@ -169,7 +169,7 @@ def _chat(body: Body, length: int, told: Told, form_field: str) -> Asked | Relay
         body["chat_template_kwargs"] = switches | (given if isinstance(given, dict) else {})
     if body.get("stream"):
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    return relayed("chat", body, told.tenant, told.headers, named=told.named)
+    return relayed("chat", body, told.tenant, told.headers, named=told.named, per_user=told.per_user)
 
 
 def _for_template(thinking: Body) -> Body:

@@ -315,5 +315,16 @@ def session_in(user_id: str) -> str | None:
     return None
 
 
+def user_in(user_id: str) -> str:
+    """The user without the session that `session_in` finds: all sessions of a user are one user's."""
+    if session_in(user_id) is None:
+        return user_id
+    if user_id.startswith("{"):
+        said = json.loads(user_id)
+        del said["session_id"]
+        return json.dumps(said, sort_keys=True)
+    return _SESSION.sub("", user_id)
+
+
 #: Fields that are checked as chats' or ignored.
 PASSED = (EXTRAS | IGNORED | ROOTS) - MessageRequest.model_fields.keys()

@@ -18,6 +18,7 @@ from gateway.anthropic.requests import (
     UseBlock,
     session_in,
     spelled,
+    user_in,
 )
 from gateway.responses.items import chat_tool
 from gateway.responses.translation import Chat
@@ -138,4 +139,5 @@ def chat_fields(wanted: MessageRequest) -> Body:
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.json_schema}}
     if wanted.metadata is not None and wanted.metadata.user_id:
         body["session_id"] = session_in(wanted.metadata.user_id)
+        body["user"] = user_in(wanted.metadata.user_id)
     return {name: value for name, value in (body | thinking_of(wanted)).items() if value is not None}

@@ -23,6 +23,6 @@ async def owner(objects: Objects, own_id: str) -> str | None:
             return None
         if _ID.fullmatch(said):
             return said
-        if not await objects.put("owner", OBJECT, f"{own_id}\n".encode()):
+        if not await objects.put(None, OBJECT, f"{own_id}\n".encode()):
             return None
     return None

@@ -164,8 +164,8 @@ def test_a_question_and_its_answer_survive_the_way() -> None:
     body = json.dumps(
         {"model": "m", "messages": [{"role": "user", "content": "hällo"}], "logit_bias": {"5": 1}, "stop": "x"}
     ).encode()
-    kind, same, known = decode_question(encode_question("chat", body, told))
-    assert (kind, same, known) == ("chat", body, told)
+    kind, same, known, stored = decode_question(encode_question("chat", body, told))
+    assert (kind, same, known, stored) == ("chat", body, told, None)
     found, expected = decode_answer(encode_answer(ask(kind, same, known))), ask(kind, body, told)
     prompt, wanted = found.prompts[0], expected.prompts[0]
     assert (prompt.estimate, prompt.history, found.sampling, found.said) == (

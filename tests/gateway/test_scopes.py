@@ -80,7 +80,7 @@ def test_the_setting_is_the_tenants_else_everybodys() -> None:
 def test_a_helper_process_reads_the_same_scope() -> None:
     body = json.dumps({"model": "m", "messages": TALK, "user": "\ud800", "cache_salt": "é"}).encode()
     told = Told("t", False, {}, {}, per_user=True)
-    kind, rest, again = decode_question(encode_question("chat", body, told))  # type: ignore[misc]
+    kind, rest, again, _ = decode_question(encode_question("chat", body, told))  # type: ignore[misc]
     assert again == told
     asked = decode_answer(encode_answer(ask(kind, rest, again)))  # type: ignore[arg-type]
     assert isinstance(asked, Asked) and (asked.user, asked.cache_salt) == (user_of({"user": "\ud800"}), "é")

@@ -103,8 +103,10 @@ async def test_a_store_with_an_unknown_one_does_not_start(make_stack):
 def test_every_point_of_the_table_is_reached_by_the_sources_and_no_other_is():
     text = "\n".join(p.read_text() for p in SOURCES.rglob("*.py") if p.name != "failpoints.py")
     named = set(re.findall(r'\breach\(\s*"([a-z_.]+)"', text))
-    for kind in re.findall(r'\.put\("([a-z]+)"', text):
+    for kind in re.findall(r'\.put\(\s*"([a-z]+)"', text):
         named |= {f"{kind}.before_put", f"{kind}.after_put"}
+    for kind in re.findall(r'\.delete_durably\("([a-z]+)"', text):
+        named |= {f"{kind}.before_delete", f"{kind}.after_delete"}
     assert named == set(POINTS)
 
 
