@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ import psutil
 import yaml
 
 from contracts.identity import OPERATOR
+from loadtest.ports import is_free
 from runtime.config_file import load_config
 from runtime.metrics_page import read_metrics
 from runtime.places import device_ports, node_ports
@@ -271,19 +271,9 @@ def free_ports(count: int) -> int:
     span = _LAST_PORT - _FIRST_PORT
     for attempt in range(0, span, count):
         first = _FIRST_PORT + (os.getpid() * 97 + attempt) % (span - count)
-        if all(_is_free(port) for port in range(first, first + count)):
+        if all(is_free(port) for port in range(first, first + count)):
             return first
     raise StackError(f"no {count} consecutive free ports between {_FIRST_PORT} and {_LAST_PORT}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def members(session: int) -> list[int]:

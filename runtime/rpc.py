@@ -27,8 +27,7 @@ def server(
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     """A server bound to `listen`, with health check and reflection; the caller adds services and starts it. Where this
     process has a certificate, it asks for one, and lets each caller do what `contracts.identity.MAY_CALL` says. Callers
-    with another cluster secret are refused. limits:
-    gRPC options that replace the shared ones.
+    with another cluster secret are refused. limits: gRPC options that replace the shared ones.
 
     Raises OSError naming the address when it cannot listen there.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import tempfile
 from pathlib import Path
+
+from loadtest.ports import is_free
 
 #: Below those of loadtest.stack and the kernel's ephemeral ones, so that nothing takes one in between.
 _FIRST, _BLOCK, _BLOCKS = 12_000, 800, 10
@@ -35,7 +36,7 @@ class _Ports:
             if self._next + wanted > self._first + _BLOCK:
                 self._next = self._first
             first = self._next
-            taken = next((port for port in range(first, first + wanted) if not _is_free(port)), None)
+            taken = next((port for port in range(first, first + wanted) if not is_free(port)), None)
             self._next = first + wanted if taken is None else taken + 1
             if taken is None:
                 return first
@@ -50,13 +51,3 @@ def free_ports(wanted: int) -> int:
 
 
 _ports: _Ports | None = None
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

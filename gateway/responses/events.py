@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,7 +158,7 @@ class ResponseAnswer:
         return b"event: " + kind.encode() + b"\n" + sse.event(body)
 
 
-class _Item:
+class _Item(ABC):
     """An item that grows. body: what is known of it."""
 
     def __init__(self, body: Body) -> None:
@@ -173,13 +174,13 @@ class _Item:
         """Events after it was added."""
         return []
 
+    @abstractmethod
     def grows(self, text: str, logprobs: list[TokenLogprob] | None) -> Body:
         """The event of more text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ends(self) -> list[Body]:
         """Events before it is done. Completes the body."""
-        raise NotImplementedError
 
 
 class _Text(_Item):

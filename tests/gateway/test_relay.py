@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from fake_sidecar import CACHED_TOKENS, HTTP_MODEL, PROMPT_TOKENS, HttpStack, head_of, http_stack
+from fake_sidecar import CACHED_TOKENS, HTTP_MODEL, PROMPT_TOKENS, HttpStack, as_at_first, head_of, http_stack
 from gateway_fakes import MODEL, Stack, stack, until
 
 from contracts.v1 import scheduler_pb2 as pb
@@ -45,13 +45,7 @@ async def shared() -> AsyncIterator[HttpStack]:
 
 @pytest.fixture
 def s(shared: HttpStack) -> HttpStack:
-    """As it was at first, but for what it remembers."""
-    for sidecar in shared.sidecars:
-        fresh = type(sidecar)("node-9").__dict__
-        sidecar.__dict__.update({k: fresh[k] for k in ("heard", "broken", "tokens", "call", "answers", "pace_s")})
-    shared.scheduler.placed.clear()
-    shared.scheduler.advised.clear()
-    return shared
+    return as_at_first(shared)
 
 
 # ---- what passes -----------------------------------------------------------------------------------------------------

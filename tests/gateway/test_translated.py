@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from fake_sidecar import CACHED_TOKENS, PROMPT_TOKENS, HttpStack, head_of, http_stack
+from fake_sidecar import CACHED_TOKENS, PROMPT_TOKENS, HttpStack, as_at_first, head_of, http_stack
 from gateway_fakes import MODEL, until
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -31,13 +31,7 @@ async def shared() -> AsyncIterator[HttpStack]:
 
 @pytest.fixture
 def s(shared: HttpStack) -> HttpStack:
-    """As it was at first, but for what it remembers."""
-    for sidecar in shared.sidecars:
-        fresh = type(sidecar)("node-9").__dict__
-        sidecar.__dict__.update({k: fresh[k] for k in ("heard", "broken", "tokens", "call", "answers", "pace_s")})
-    shared.scheduler.placed.clear()
-    shared.scheduler.advised.clear()
-    return shared
+    return as_at_first(shared)
 
 
 async def events(s: HttpStack, path: str, **more: Any) -> list[dict[str, Any]]:
