@@ -33,7 +33,7 @@ def server(
     """
     own, handshakes = credentials.own(), Handshakes()
     secure = None if own is None else own.server(handshakes.begun)
-    same = SameSecret(f"{service_names[0].rpartition('.')[2]} on {listen}")
+    same = SameSecret(" on ".join([*(name.rpartition(".")[2] for name in service_names[:1]), listen]))
     made = grpc.aio.server(
         options=list((dict(OPTIONS) | dict(limits or {})).items()),
         interceptors=[same] if secure is None else [Authorise(handshakes), same],
