@@ -59,7 +59,7 @@ async def test_a_tier_is_measured_by_its_objects_and_what_cannot_be_asked_is_tri
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one").write_bytes(b"x" * 1000)
     (tmp_path / "two").write_bytes(b"x" * 10)
-    assert await Objects(open_store(tmp_path.as_uri(), {}, tmp_path)).stored_bytes() == 1010
+    assert await Objects(open_store(tmp_path.as_uri(), {}, tmp_path, root="")).stored_bytes() == 1010
     config = load_config(None, {"kv": {"disk_reserve": 0.999}})
     assert Space(tmp_path, config).lacks(1)
     assert not Space(None, config).lacks(1 << 60)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import ConfigError
+from contracts.exits import WRONG_USAGE
 from contracts.ids import SessionKey
 from kvstore.tiers.arena import Arena
 from runtime.config_file import changed, dump_config
@@ -113,7 +114,7 @@ async def test_a_directory_that_cannot_be_locked_is_not_used_until_it_can_be_and
         directory.unlink()
         other = DirectoryLock(directory / "lock", "store")
         other.take()
-        assert await asyncio.to_thread(stack.processes[0].wait, 30) == 1
+        assert await asyncio.to_thread(stack.processes[0].wait, 30) == WRONG_USAGE, "as at a start"
     assert "is in use by another store" in stack.log(0)
     assert not stack.config.node(0).ssd.exists() or not any(p.is_file() for p in stack.config.node(0).ssd.rglob("*"))
     other.release()

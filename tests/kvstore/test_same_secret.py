@@ -11,7 +11,7 @@ import pytest
 
 from contracts.cluster import secret_id
 from contracts.exits import WRONG_USAGE
-from kvstore.tiers.objects import Directory, Objects
+from kvstore.tiers.objects import ROOT, Directory, Objects
 from kvstore.tiers.owner import OBJECT, owner
 from runtime import same_secret
 from runtime.config_file import changed, cluster_secret, dump_config
@@ -32,8 +32,8 @@ async def test_a_newcomer_with_another_secret_stops_and_says_why(
     before = same_secret._REFUSED._value.get()
     async with FakeScheduler(config.scheduler_addresses[0]) as scheduler:
         first = _made(stack, config, 0)
-        await _until(lambda: "node-0" in scheduler.held and (bucket / OBJECT).exists())
-        assert (bucket / OBJECT).read_text().strip() == fleets
+        await _until(lambda: "node-0" in scheduler.held and (bucket / ROOT / OBJECT).exists())
+        assert (bucket / ROOT / OBJECT).read_text().strip() == fleets
         alone = changed(config, {"data": str(tmp_path / "alone"), "scheduler": {"port": free_ports(1)}})
         apart = changed(config, {"data": str(tmp_path / "apart"), "kv": {"blob_url": (tmp_path / "none").as_uri()}})
         newcomers = {"bucket": _made(stack, alone, 1), "Scheduler on": _made(stack, apart, 2)}
@@ -48,7 +48,7 @@ async def test_a_newcomer_with_another_secret_stops_and_says_why(
         assert same_secret._REFUSED._value.get() > before
         assert "node-2" not in scheduler.held
         assert first.processes[0].poll() is None and "node-0" in scheduler.held
-        assert (bucket / OBJECT).read_text().strip() == fleets
+        assert (bucket / ROOT / OBJECT).read_text().strip() == fleets
     for each in (first, *newcomers.values()):
         each.stop()
 
