@@ -33,6 +33,26 @@ async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
         await running.is_whole()
 
 
+def references(part: Any) -> set[str]:
+    """Every `$ref` in a part of the description."""
+    if isinstance(part, list):
+        return {found for inner in part for found in references(inner)}
+    if not isinstance(part, dict):
+        return set()
+    own = {part["$ref"]} if isinstance(part.get("$ref"), str) else set()
+    return own | {found for inner in part.values() for found in references(inner)}
+
+
+def test_every_reference_names_a_part_of_the_description() -> None:
+    found = references(openapi())
+    assert found
+    for reference in found:
+        part: Any = openapi()
+        for step in reference.removeprefix("#/").split("/"):
+            assert step in part, reference
+            part = part[step]
+
+
 def conforms(label: str, response: requests.Response) -> None:
     """Raises AssertionError when the description does not have this answer."""
     described = openapi()["paths"][label.split(" ")[1]][label.split(" ")[0].lower()]["responses"]
