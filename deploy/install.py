@@ -24,7 +24,14 @@ TOOLS = ("pip", "setuptools")
 def wanted(project: Path, extras: list[str]) -> list[str]:
     """The requirements of `project` (a pyproject.toml) and of its `extras`. Raises KeyError for an unknown extra."""
     said = tomllib.loads(project.read_text())["project"]
-    return said["dependencies"] + [each for extra in extras for each in said["optional-dependencies"][extra]]
+    found, own = list(said["dependencies"]), f"{said['name']}["
+    for extra in extras:
+        for each in said["optional-dependencies"][extra]:
+            if each.startswith(own):
+                found += wanted(project, each.removeprefix(own).rstrip("]").split(","))
+            else:
+                found.append(each)
+    return list(dict.fromkeys(found))
 
 
 def entry(constraints: str, name: str) -> str:

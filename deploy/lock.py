@@ -47,8 +47,10 @@ def builds(page: str, version: str) -> str:
 
 
 def with_builds(constraints: str, listed: str) -> str:
-    """`constraints` with the hashes of `listed`, lines as of sha256sum, added to torch's."""
-    hashes = "".join(f"    --hash=sha256:{line.split()[0]} \\\n" for line in listed.splitlines())
+    """`constraints` with the hashes of `listed`, lines as of sha256sum, added to torch's, each once."""
+    hashes = "".join(
+        f"    --hash=sha256:{digest} \\\n" for digest in (line.split()[0] for line in listed.splitlines()) if digest not in constraints
+    )
     return re.sub(r"^(torch==.*\\\n)", lambda m: m[1] + hashes, constraints, count=1, flags=re.MULTILINE)
 
 
