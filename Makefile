@@ -58,7 +58,7 @@ test: $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) ##
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 	$(if $(ARGS),,$(sdk_pytest))
 
-test-slow: $(VENV)/.tests ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
+test-slow: $(VENV)/.tests $(RELEASE)/.tools ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
 	$(call marked,slow and not vllm)
 
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
@@ -152,7 +152,7 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
 	$(BIN)/python bench/write_figures.py
 
-ci-sample: $(VENV)/.tests recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
+ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
 	$(PYTEST) -m sample $(hang) $(ARGS)
 
 # What makes a release: build, twine, uv, CycloneDX's tools.
@@ -165,6 +165,12 @@ $(RELEASE)/.tools: deploy/tools.txt
 
 lock: $(RELEASE)/.tools ## write constraints.txt and deploy/tools.txt: versions and hashes (ARGS=--upgrade: the newest)
 	$(RELEASE)/bin/python deploy/lock.py $(ARGS)
+
+sbom: $(RELEASE)/.tools ## dist/*.cdx.json: what the server's environment and the web SDK's build hold (CycloneDX; npm)
+	$(RELEASE)/bin/python deploy/release.py sbom
+
+dist: $(RELEASE)/.tools ## dist/: wheels, sdists, npm package, SBOMs; built and checked (docs/releasing.md)
+	$(RELEASE)/bin/python deploy/release.py build
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .
@@ -184,5 +190,5 @@ proto: $(VENV)/.tests ## generate contracts/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/contracts/v1/*.proto
 
 clean: ## remove caches and build output; neither data/ nor .venv
-	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.sample]
+
 ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "deploy" / "install.py"
 
