@@ -1,4 +1,4 @@
-"""Installs what pyproject.toml asks for, each file checked against the hashes of constraints.txt. Standard library only.
+"""Installs what pyproject.toml asks for, each file checked against the hashes in constraints.txt.
 
     .venv/bin/python deploy/install.py gateway worker     into .venv: what every service needs, and these extras
 
@@ -72,7 +72,17 @@ def install(extras: list[str], project: Path, constraints: Path) -> None:
 
 def _pip(command: str, *more: str) -> None:
     subprocess.run(
-        [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", *more],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            command,
+            "--quiet",
+            "--disable-pip-version-check",
+            "--only-binary",
+            ":all:",
+            *more,
+        ],
         check=True,
         # A machine's own constraints have no hashes.
         env=os.environ | {"PIP_CONSTRAINT": ""},

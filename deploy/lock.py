@@ -1,11 +1,11 @@
-"""Writes constraints.txt: the version and the hashes of each package that an installation may hold, on any platform; and
+"""Writes constraints.txt: version and hashes of each package that an installation may hold, on any platform; and
 deploy/tools.txt, the same for what makes a release.
 
     make lock                       keeps the versions that still fit pyproject.toml
     make lock ARGS=--upgrade        takes the newest (also: ARGS="--upgrade-package aiohttp")
 
-uv resolves. PyTorch's own CPU builds are not on PyPI: deploy/torch-cpu.sha256 has their hashes, read from PyTorch's index
-when torch's version changes.
+uv resolves. PyTorch's own CPU builds are not on PyPI: deploy/torch-cpu.sha256 has their hashes, read from PyTorch's
+index when torch's version changes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,25 @@ MORE = "pip\nsetuptools>=77\n"
 ALONE = "lmcache"
 #: Builds, checks, lists what is in, locks.
 TOOLS = "build\nsetuptools>=77\ncyclonedx-bom\ntwine\nuv\n"
-_COMPILE = ("pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes", "--no-header",
-            "--no-annotate")
+_COMPILE = (
+    "pip",
+    "compile",
+    "--quiet",
+    "--universal",
+    "--python-version",
+    "3.11",
+    "--generate-hashes",
+    "--no-header",
+    "--no-annotate",
+)
 _BUILD = re.compile(r"torch-([0-9.]+)\+cpu-cp31[1-9]-cp31[1-9]-manylinux_\d+_\d+_(x86_64|aarch64)\.whl")
 
 
 def builds(page: str, version: str) -> str:
     """Lines as of sha256sum for the CPU builds of torch `version` on `page`, an index's HTML."""
-    found = ((unquote(name), digest) for name, digest in re.findall(r'href="[^"]*?([^"/]+)#sha256=([0-9a-f]{64})"', page))
+    found = (
+        (unquote(name), digest) for name, digest in re.findall(r'href="[^"]*?([^"/]+)#sha256=([0-9a-f]{64})"', page)
+    )
     return "".join(
         f"{digest}  {name}\n" for name, digest in sorted(found) if (m := _BUILD.fullmatch(name)) and m[1] == version
     )
@@ -49,7 +60,9 @@ def builds(page: str, version: str) -> str:
 def with_builds(constraints: str, listed: str) -> str:
     """`constraints` with the hashes of `listed`, lines as of sha256sum, added to torch's, each once."""
     hashes = "".join(
-        f"    --hash=sha256:{digest} \\\n" for digest in (line.split()[0] for line in listed.splitlines()) if digest not in constraints
+        f"    --hash=sha256:{digest} \\\n"
+        for digest in (line.split()[0] for line in listed.splitlines())
+        if digest not in constraints
     )
     return re.sub(r"^(torch==.*\\\n)", lambda m: m[1] + hashes, constraints, count=1, flags=re.MULTILINE)
 

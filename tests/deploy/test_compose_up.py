@@ -1,6 +1,6 @@
 """compose.yaml brought up for real: the image is built, a chat is answered, a container dies, nothing can be written.
 
-    make test-slow ARGS="tests/deploy/test_compose_up.py -s"      prints the seconds of build and first token
+make test-slow ARGS="tests/deploy/test_compose_up.py -s"      prints the seconds of build and first token
 """
 
 from __future__ import annotations

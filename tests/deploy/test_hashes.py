@@ -1,4 +1,4 @@
-"""deploy/install.py installs what constraints.txt has a hash of, and nothing else: real pip, a local index, no network."""
+"""deploy/install.py installs what constraints.txt has a hash of, and nothing else: real pip, wheels in a folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def packed(folder: Path, name: str) -> Path:
 
 def pin(file: Path) -> str:
     name, version = file.name.split("-")[:2]
-    return f"{name}=={version.partition('+')[0]} \\\n    --hash=sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+    return (
+        f"{name}=={version.partition('+')[0]} \\\n    --hash=sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+    )
 
 
 class Place:
@@ -112,10 +114,10 @@ def test_a_changed_dependency_of_a_dependency_is_refused(place: Place) -> None:
 
 
 def test_what_constraints_do_not_list_is_refused(place: Place) -> None:
-    wheel(place.links, "stranger", "1.0", {"stranger.py": b""})
-    done = place.install('["stranger"]', "")
-    assert done.returncode != 0 and "stranger" in done.stderr
-    assert not place.has("stranger")
+    wheel(place.links, "unlisted", "1.0", {"unlisted.py": b""})
+    done = place.install('["unlisted"]', "")
+    assert done.returncode != 0 and "unlisted" in done.stderr
+    assert not place.has("unlisted")
 
 
 def test_torchs_build_for_this_machine_is_taken_and_checked_too(place: Place) -> None:

@@ -156,5 +156,11 @@ def test_sdks_and_the_connector_are_imported_from_their_packages(dist: Path, tmp
     run(python, "-c", "import upbeat_vllm, contracts, storelink", folder=tmp_path)
     (web,) = dist.glob("upbeat-web-*.tgz")
     run("npm", "install", "--silent", "--no-audit", "--no-fund", "--offline", web, folder=tmp_path)
-    found = run("node", "--input-type=module", "-e", "import * as web from 'upbeat-web'; console.log(Object.keys(web))", folder=tmp_path)
+    found = run(
+        "node",
+        "--input-type=module",
+        "-e",
+        "import * as web from 'upbeat-web'; console.log(Object.keys(web))",
+        folder=tmp_path,
+    )
     assert "attach" in found
