@@ -3,8 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SERVICES := gateway,kvstore,worker,sidecar,loadtest
+# Every file that is installed is one whose hash constraints.txt has: deploy/install.py.
+INSTALL := $(BIN)/python deploy/install.py
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SERVICES := gateway kvstore worker sidecar loadtest
 PYTEST := $(BIN)/python -m pytest
 # python-sdk/ is tested against agent frameworks, which pin much: in environments of their own.
 SDK := .cache/sdk
@@ -24,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks
+.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -34,29 +36,29 @@ up: $(VENV)/.serves ## serve on http://127.0.0.1:8080 until Ctrl-C (flags in ARG
 
 venv: $(VENV)/.tests ## the environment with everything that development needs
 
-# What serving needs. torch goes first and alone, so that the build which the index offers for this machine is kept.
-$(VENV)/.serves: pyproject.toml constraints.txt
+# What serving needs.
+$(VENV)/.serves: pyproject.toml constraints.txt deploy/install.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Upbeat needs Python 3.11 or newer: make up PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing what serving needs (pinned in constraints.txt)"
-	@$(PIP) torch
-	@$(PIP) --editable '.[$(SERVICES)]'
-	@if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then $(PIP) --editable '.[cuda]'; fi
+	@echo "installing what serving needs (versions and hashes: constraints.txt)"
+	@$(INSTALL) $(SERVICES)
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then $(INSTALL) cuda; fi
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@echo "compiling the CPU kernels for this machine"
 	@$(BIN)/python -m worker.kernels.build >/dev/null
 	@touch $@
 
 $(VENV)/.tests: $(VENV)/.serves
 	@echo "installing what tests need"
-	@$(PIP) --editable '.[$(SERVICES),dev]'
-	@$(PIP) --no-deps lmcache || echo "LMCache has no build for this machine: the tests of its codecs are skipped"
+	@$(INSTALL) $(SERVICES) dev
+	@$(PIP) --require-hashes --constraint constraints.txt --no-deps lmcache || echo "LMCache has no build for this machine: the tests of its codecs are skipped"
 	@touch $@
 
 test: $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 	$(if $(ARGS),,$(sdk_pytest))
 
-test-slow: $(VENV)/.tests ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
+test-slow: $(VENV)/.tests $(RELEASE)/.tools ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
 	$(call marked,slow and not vllm)
 
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
@@ -150,8 +152,25 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
 	$(BIN)/python bench/write_figures.py
 
-ci-sample: $(VENV)/.tests recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
+ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
 	$(PYTEST) -m sample $(hang) $(ARGS)
+
+# What makes a release: build, twine, uv, CycloneDX's tools.
+RELEASE := .cache/release
+$(RELEASE)/.tools: deploy/tools.txt
+	@echo "making $(RELEASE): what makes a release"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: --no-deps --requirement deploy/tools.txt
+	@touch $@
+
+lock: $(RELEASE)/.tools ## write constraints.txt and deploy/tools.txt: versions and hashes (ARGS=--upgrade: the newest)
+	$(RELEASE)/bin/python deploy/lock.py $(ARGS)
+
+sbom: $(RELEASE)/.tools ## dist/*.cdx.json: what the server's environment and the web SDK's build hold (CycloneDX; npm)
+	$(RELEASE)/bin/python deploy/release.py sbom
+
+dist: $(RELEASE)/.tools ## dist/: wheels, sdists, npm package, SBOMs; built and checked (docs/releasing.md)
+	$(RELEASE)/bin/python deploy/release.py build
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .
@@ -171,5 +190,5 @@ proto: $(VENV)/.tests ## generate contracts/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/contracts/v1/*.proto
 
 clean: ## remove caches and build output; neither data/ nor .venv
-	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

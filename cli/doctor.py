@@ -57,7 +57,7 @@ NEEDED = (
 
 #: Works as printed, in any environment.
 PIP = f"{sys.executable} -m pip install"
-INSTALL = f"run `make up`, or in the checkout {PIP} -c constraints.txt -e '.[gateway,kvstore,worker]'"
+INSTALL = f"run `make up` in the checkout, or {PIP} 'upbeat-server[serve]'"
 
 
 @dataclass(frozen=True, slots=True)

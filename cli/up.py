@@ -138,7 +138,7 @@ def plan_of(config: Config) -> list[Planned]:
 
 def check_programs(directory: Path, plan: Sequence[Planned]) -> None:
     """Raise ConfigError unless `directory` has every service's program."""
-    install = f"install with `make up`, or in the checkout {sys.executable} -m pip install -c constraints.txt -e ."
+    install = f"install with `make up` in the checkout, or {sys.executable} -m pip install 'upbeat-server[serve]'"
     for program in sorted({planned.program for planned in plan}):
         if not os.access(directory / program, os.X_OK):
             raise ConfigError(f"{directory / program} is not there; {install}")

@@ -10,7 +10,7 @@ from aiohttp import web
 from contracts.errors import NotFound
 from gateway.assets import Asset
 
-_BUILT = Path(__file__).resolve().parents[2] / "web-sdk" / "dist"
+_BUILT = Path(__file__).resolve().parents[1] / "web_sdk"
 _HEADERS = {
     "Content-Type": "text/javascript; charset=utf-8",
     # Any page may load it, also with an integrity hash or when isolated from other origins.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -32,10 +33,11 @@ IMAGE_SETTINGS = dict(re.findall(r"\b(UPBEAT__\w+)=(\S+)", DOCKERFILE))
 
 
 def environment(service: str, key: str = "a-key-for-tests") -> dict[str, str]:
-    """What the container sees, with the operator's key filled in."""
+    """What the container sees; for the gateway with its secret's key too."""
     said = IMAGE_SETTINGS | EVERY[service]["environment"]
-    filled = {name: re.sub(r"\$\{UPBEAT_API_KEY:\?[^}]*\}", key, value) for name, value in said.items()}
-    return {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in filled.items()}
+    if "secrets" in EVERY[service]:
+        said["UPBEAT__GATEWAY__API_KEYS"] = json.dumps([{"key": key}])
+    return {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in said.items()}
 
 
 def config_of(service: str, monkeypatch: pytest.MonkeyPatch) -> Config:
@@ -60,7 +62,8 @@ def test_every_command_is_a_program_with_its_own_flags(planned: Any) -> None:
     program, *flags = EVERY[planned.name]["command"]
     assert program == planned.program
     node = [] if planned.node is None else ["--node", str(planned.node)]
-    assert flags == node
+    secret = ["--secrets", "/run/secrets/gateway.yaml"] if planned.name == "gateway" else []
+    assert flags == node + secret
     help_text = subprocess.run(
         [str(Path(sys.executable).with_name(program)), "--help"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
@@ -116,9 +119,33 @@ def test_without_a_key_the_gateway_refuses_to_listen_beyond_loopback(monkeypatch
     monkeypatch.setenv("UPBEAT__GATEWAY__API_KEYS", "[]")
     with pytest.raises(ConfigError, match=r"gateway\.api_keys"):
         load_config()
-    assert ":?" in SERVICES["gateway"]["environment"]["UPBEAT__GATEWAY__API_KEYS"], (
-        "compose itself stops when no key is given"
-    )
+
+
+def test_keys_are_a_file_for_the_gateway_alone() -> None:
+    assert {name for name, service in EVERY.items() if "secrets" in service} == {"gateway"}
+    (name,) = SERVICES["gateway"]["secrets"]
+    assert f"/run/secrets/{name}" in SERVICES["gateway"]["command"] and "file" in COMPOSE["secrets"][name]
+    assert not any(re.search(r"KEY|SECRET|TOKEN", name) for each in EVERY.values() for name in each["environment"])
+
+
+@pytest.mark.parametrize("service", COMPOSE["services"])
+def test_a_container_can_do_no_more_than_its_service(service: str) -> None:
+    said = COMPOSE["services"][service]
+    assert said["read_only"] is True and said["cap_drop"] == ["ALL"] and "cap_add" not in said
+    assert said["security_opt"] == ["no-new-privileges:true"] and said["user"] == "10001:10001"
+    assert said["mem_limit"] and said["pids_limit"] and said["cpus"], "limits"
+    inside = ["inside"]
+    assert said["networks"] == (inside if service not in ("gateway", "vllm-server-2") else [*inside, "outside"])
+    assert COMPOSE["networks"]["inside"] == {"internal": True}
+
+
+def test_the_base_image_is_named_by_digest_everywhere_alike() -> None:
+    (base,) = re.findall(r"^ARG BASE=(.*)$", DOCKERFILE, re.MULTILINE)
+    assert re.fullmatch(r"[a-z0-9./-]+:[\w.-]+@sha256:[0-9a-f]{64}", base), "a tag may name another image tomorrow"
+    for service in COMPOSE["services"].values():
+        assert service["build"]["args"]["BASE"] == f"${{UPBEAT_BASE_IMAGE:-{base}}}"
+    stages = set(re.findall(r" AS (\w+)", DOCKERFILE))
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) <= {"${BASE}", *stages}
 
 
 def test_addresses_are_the_services_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +247,7 @@ def test_a_container_is_given_the_time_that_a_stop_takes() -> None:
 def test_the_image_holds_every_package_and_what_the_services_need() -> None:
     packages = re.search(r"include = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
     assert packages is not None
-    for package in re.findall(r'"(\w+)\*"', packages[1]):
+    for package in re.findall(r'"(\w+)[.*]', packages[1]):
         assert f"COPY {package} {package}" in DOCKERFILE
     for source in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE):
         assert all((ROOT / part).exists() for part in source.split()), source

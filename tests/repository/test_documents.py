@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,11 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MAKEFILE = (ROOT / "Makefile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINS = dict(
-    line.split("==")
-    for line in (ROOT / "constraints.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-)
+PINS = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 _help: dict[str, str] = {}
 
 
@@ -129,7 +126,7 @@ def test_a_command_without_its_environment_says_which_one_has_it(tmp_path: Path)
 def test_the_architecture_names_every_package() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for package in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]:
-        assert f"`{package.rstrip('*')}/`" in text
+        assert f"`{package.partition('.')[0].rstrip('*')}/" in text
 
 
 def test_the_changelog_knows_this_version_or_what_comes_next() -> None:
@@ -148,7 +145,7 @@ def test_everything_that_is_installed_for_us_is_pinned() -> None:
     while wanted:
         requirement = wanted.pop()
         name = canonicalize_name(requirement.name)
-        if name in seen:
+        if name in seen or name == PROJECT["project"]["name"]:
             continue
         seen.add(name)
         assert name in pins, f"{name} is not in constraints.txt"
@@ -180,3 +177,29 @@ def test_every_program_has_its_entry_point() -> None:
 
 def test_a_make_target_without_tests_does_not_pass() -> None:
     assert re.search(r"= 5 \]; then .* exit 1", MAKEFILE), "pytest's status 5 means that nothing was selected"
+
+
+def test_every_pin_has_hashes() -> None:
+    for file in ("constraints.txt", "deploy/tools.txt"):
+        entries = (ROOT / file).read_text().replace("\\\n", "").splitlines()
+        pinned = [entry for entry in entries if entry and not entry.startswith("#")]
+        assert pinned and all("==" in entry and "--hash=sha256:" in entry for entry in pinned), file
+
+
+def test_both_builds_of_torch_are_pinned() -> None:
+    (torch,) = (
+        entry
+        for entry in (ROOT / "constraints.txt").read_text().replace("\\\n", "").splitlines()
+        if entry.startswith("torch==")
+    )
+    listed = [line.split() for line in (ROOT / "deploy" / "torch-cpu.sha256").read_text().splitlines()]
+    assert listed and all(digest in torch and f"torch-{PINS['torch']}+cpu-" in name for digest, name in listed)
+
+
+def test_all_packages_have_one_version() -> None:
+    said = {
+        json.loads((ROOT / "web-sdk" / "package.json").read_text())["version"],
+        tomllib.loads((ROOT / "vllm-plugin" / "pyproject.toml").read_text())["project"]["version"],
+        *re.findall(r'^VERSION = "(.+)"', (ROOT / "python-sdk/src/upbeat/version.py").read_text(), re.MULTILINE),
+    }
+    assert said == {PROJECT["project"]["version"]}

@@ -97,8 +97,8 @@ def device_kind(choice: str, found: Found) -> str:
     why = "" if found.cuda else "torch sees no CUDA device"
     if not why and found.missing:
         why = (
-            f"not installed: {', '.join(found.missing)}; in the checkout, {sys.executable} -m pip install -c "
-            "constraints.txt -e '.[cuda]'"
+            f"not installed: {', '.join(found.missing)}; in the checkout, {sys.executable} deploy/install.py cuda; "
+            f"else {sys.executable} -m pip install 'upbeat-server[cuda]'"
         )
     if choice == "cpu" or (choice == "auto" and why):
         if found.cuda and choice == "auto":
