@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
@@ -25,13 +25,15 @@ from kvstore.peers import Peers
 from kvstore.reading import Reading
 from kvstore.sizes import Sizes
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.blob import BlobTier, manifest_at
+from kvstore.tiers.catalogue import Catalogue
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.objects import open_store
 from kvstore.tiers.populate import Populating
 from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd_recovery import Recovery
 from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
 from kvstore.tiers.transport_auto import AutoTransport
@@ -40,6 +42,7 @@ from kvstore.tiers.transport_socket import SocketTransport
 from kvstore.trials import try_tier
 from kvstore.writeback import WriteBack
 from runtime.clock import Clock
+from runtime.collector import collecting_nothing
 from runtime.config import Config
 from runtime.directory_lock import DirectoryLock
 from runtime.sections import GIB
@@ -89,7 +92,10 @@ class StoreNode:
             config.kv.direct_io,
             EncodedFiles(self.arena, codecs, ssd_codec),
         )
-        self.blob = BlobTier(blob_store, self.arena, codecs)
+        self.catalogue = Catalogue(
+            self.places.ssd.parent / "sessions.sqlite", config.kv.blob_url, manifest_at, clock, self._has_directory
+        )
+        self.blob = BlobTier(blob_store, self.arena, codecs, self.catalogue)
         self.reading = Reading(self.ssd, self.blob, clock, self.handle, self.fail)
         self.leased = LeasedRanges()
         self.sizes = Sizes(config, self.places.ssd)
@@ -102,7 +108,7 @@ class StoreNode:
         self.erasing = Erasing(self, tasks)
         self._recovered = False
         #: What the SSD holds, while tombstones have not been read; it is not served until then.
-        self._held_back: Sequence[ev.FoundCopy] | None = None
+        self._held_back: Recovery | None = None
         #: Nodes that must confirm an erasure; and whether this node's list of confirmations may be non-empty.
         self.deployment = [config.node(n).name for n in range(config.nodes.count)]
         self.confirms = True
@@ -130,7 +136,7 @@ class StoreNode:
             log.warning(
                 "tombstones could not be read yet; the SSD's chunks are not served until it is known what was erased "
                 "while this node was down",
-                chunks=len(self._held_back),
+                chunks=self._held_back.chunks,
             )
         self.write_back.start()
         self._tasks.start(self._join(), "join")
@@ -156,23 +162,27 @@ class StoreNode:
         if recovery.deleted:
             count("ssd_files_deleted_at_start", recovery.deleted)
         self._recovered = True
-        self._held_back = recovery.copies
+        self._held_back = recovery
         await self._serve_recovered()
-        log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
+        log.info("recovered", chunks=recovery.chunks, deleted=recovery.deleted, ssd=str(self.ssd.root))
         return True
 
     async def _serve_recovered(self) -> None:
         """Serve what the SSD holds, once tombstones have been read."""
-        copies = self._held_back
-        if copies is None or not self._heeded:
+        found = self._held_back
+        if found is None or not self._heeded:
             return
         self._held_back = None
-        self.handle(ev.Recovered(copies))
+        with collecting_nothing():
+            self.handle(ev.Recovered(found.copies, found.listed))
         with contextlib.suppress(OSError):
             limit = await self.sizes.ssd_limit_bytes(self.store.index.ssd_stored_bytes)
             self.handle(ev.TierSized("ssd", limit, self.clock.now()))
 
     # ---- tiers
+
+    def _has_directory(self) -> bool:
+        return self._recovered and self.may_write()
 
     def may_write(self) -> bool:
         """Whether this store holds the lock on the node's directory. Ends the process when another store has it."""
@@ -233,6 +243,7 @@ class StoreNode:
             await self.transport.stop()
         self.write_back.close()
         self.erasing.close()
+        self.catalogue.close()
         self.ssd.close()
         self.pages.close()
         self.arena.close()

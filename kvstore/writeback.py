@@ -196,9 +196,11 @@ class WriteBack:
             )
             return stored.to_bytes(), stored.header
         path = self._ssd.path(work.key, work.shape.fingerprint)
-        header = self._ssd.encoded.header(work.key) or Header(
-            work.key, work.shape, raw_layout(work.shape), work.checksums
-        )
+        header = self._ssd.encoded.header(work.key)
+        if header is None and work.checksums:
+            header = Header(work.key, work.shape, raw_layout(work.shape), work.checksums)
+        elif header is None:
+            header = self._ssd.header(work.key, work.shape)
         if header.layout.codec == (self._blob_codec.name if self._blob_codec is not None else RAW):
             return path, header
         stored = self._ssd.encoded.convert(path, header, self._blob_codec)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.metrics import count
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.catalogue import Catalogue, Row, Seen
 from kvstore.tiers.codecs import Codecs, count_unreadable
 from kvstore.tiers.encoded import decode_pieces
 from kvstore.tiers.format import BLOCK, RAW, Header, Layout, decode_header, header_length, piece_offset, raw_layout
 from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
-from kvstore.tiers.objects import Objects
-from kvstore.tiers.remembered import Remembered
-from kvstore.tiers.ssd import folder_name
+from kvstore.tiers.objects import Listed, Objects
 from kvstore.tiers.ssd_reads import verify
+from kvstore.tiers.ssd_recovery import folder_name
 from kvstore.tiers.tombstones import TombstoneTier
 
 #: Most header reads for loads at a time.
@@ -41,8 +41,6 @@ PATIENT_S = 1.0
 _TRIAL_PATH = "trials"
 #: Most encoded objects whose layout is remembered; others cost a failed read and one of the header.
 _LAYOUTS_LIMIT = 1 << 16
-#: Most manifests kept from one listing to the next. Others are read again each time.
-_REMEMBERED = 100_000
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
 _FOLDER_NAME = re.compile("[0-9a-f]{16}")
 
@@ -55,13 +53,16 @@ def chunk_path(key: bytes, fingerprint: bytes) -> str:
 class BlobTier:
     """See the module. Used from one event loop."""
 
-    def __init__(self, store: Any, arena: Arena, codecs: Codecs | None = None) -> None:
+    def __init__(
+        self, store: Any, arena: Arena, codecs: Codecs | None = None, catalogue: Catalogue | None = None
+    ) -> None:
+        """catalogue: keeps manifests from one listing to the next; None: each listing reads all of them."""
         self._objects = Objects(store)
         self._probes = asyncio.Semaphore(_PROBES)
         self._arena = arena
         self._codecs = codecs or Codecs()
         self._encoded: dict[bytes, Layout] = {}  #: layouts of objects last seen encoded; others are assumed raw
-        self._manifests = Remembered(self._objects, _manifest_of, _REMEMBERED)
+        self._catalogue = catalogue
         self.tombstones = TombstoneTier(self._objects)
 
     # ---- chunks
@@ -253,18 +254,11 @@ class BlobTier:
         """Remove the object; nothing when there is none or the store does not answer."""
         await self._objects.delete(chunk_path(key, fingerprint))
 
-    async def list_chunks(self, fingerprint: bytes, known: Container[bytes]) -> set[bytes] | None:
-        """Which of the `known` keys the store has as chunks of the model; None when it does not answer."""
-        keys: set[bytes] = set()
-        try:
-            async for names in self._objects.names(f"chunks/{folder_name(fingerprint)}/"):
-                listed = (
-                    bytes.fromhex(name) for name in (n.rpartition("/")[2] for n in names) if _CHUNK_NAME.fullmatch(name)
-                )
-                keys.update(key for key in listed if key in known)
-        except Exception:
-            return None
-        return keys
+    async def list_chunks(self, fingerprint: bytes) -> AsyncIterator[list[bytes]]:
+        """Yields the keys that the store has as chunks of the model, in pages. Raises when the store fails."""
+        async for names in self._objects.names(f"chunks/{folder_name(fingerprint)}/"):
+            found = (name.rpartition("/")[2] for name in names)
+            yield [bytes.fromhex(name) for name in found if _CHUNK_NAME.fullmatch(name)]
 
     # ---- manifests
 
@@ -281,7 +275,7 @@ class BlobTier:
         """Like `get_manifest`, with the reason: MISSING, CORRUPT or UNAVAILABLE."""
         path = manifest_path(session)
         try:
-            manifest = _manifest_of(path, await self._objects.get(path))
+            manifest = manifest_at(path, await self._objects.get(path))
         except FileNotFoundError:
             return Fault.MISSING
         except PieceLost:
@@ -325,13 +319,18 @@ class BlobTier:
                 yield fingerprint, keys
 
     async def manifests(self) -> AsyncIterator[list[Manifest]]:
-        """Yields all sessions' manifests in pages; unchanged ones may come from memory. Skips damaged ones and those
+        """Yields all sessions' manifests in pages; unchanged ones come from the catalogue. Skips damaged ones and those
         deleted meanwhile. Raises OSError when one cannot be read or the listing is incomplete."""
-        self._manifests.begin()
+        seen, catalogue = Seen(), self._catalogue
         try:
             async for page in self._objects.listed(PREFIX + "/"):
-                read = await self._manifests.read(page)
-                yield [m for m in read if isinstance(m, Manifest)]
+                known = await catalogue.known(page, seen) if catalogue is not None else {}
+                new = [item for item in page if item.path not in known]
+                read = await asyncio.gather(*(self._manifest_row(item) for item in new), return_exceptions=True)
+                rows = [row for row in read if isinstance(row, Row)]
+                if catalogue is not None:
+                    await catalogue.note(rows, seen)
+                yield [*known.values(), *(row.manifest for row in rows)]
                 for failed in read:
                     if isinstance(failed, BaseException) and not isinstance(failed, _GONE):
                         raise OSError(f"a manifest cannot be read: {failed!r}") from failed
@@ -339,14 +338,20 @@ class BlobTier:
             raise
         except Exception as e:
             raise OSError(f"the sessions cannot be listed: {e!r}") from e
-        self._manifests.complete()
+        if catalogue is not None:
+            await catalogue.complete(seen)
+
+    async def _manifest_row(self, item: Listed) -> Row:
+        async with self._objects.looks:
+            data = await self._objects.get(item.path)
+        return Row(item, manifest_at(item.path, data), data)
 
 
 #: Errors for an object that is listed but deleted meanwhile, or damaged.
 _GONE = (FileNotFoundError, PieceLost)
 
 
-def _manifest_of(path: str, data: bytes) -> Manifest:
+def manifest_at(path: str, data: bytes) -> Manifest:
     """Decode the manifest in the object of that name. Raises PieceLost when it is damaged or belongs to another
     session."""
     manifest = decode_manifest(data)

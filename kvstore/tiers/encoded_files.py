@@ -52,6 +52,11 @@ class EncodedFiles:
         self._headers[header.key] = header
         return True
 
+    @property
+    def encodes(self) -> bool:
+        """Whether new files go through a codec."""
+        return self._codec is not None
+
     # ---- writing
 
     def encode(self, chunk: WriteSsd) -> StoredChunk | None:

@@ -1,8 +1,10 @@
 """The SSD tier: one file per chunk, `ssd/<first half of the fingerprint>/<key>`, written in group commits and recovered
-from headers.
+from names (ssd_recovery.py).
 
 A chunk is visible only when it is complete and durable: it is written under a temporary name, synced, renamed, and its
 directory synced, many chunks at a time. Recovery deletes incomplete files.
+
+A file that recovery only listed is not trusted: its header is read and checked before a piece of it is.
 
 Files bypass the page cache where the file system allows it and pieces are whole pages: the arena is the cache
 (docs/design/0001). Threads of their own read, keep many reads in flight and verify each as it ends.
@@ -11,19 +13,19 @@ Files bypass the page cache where the file system allows it and pieces are whole
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from contracts.errors import ConfigError, PieceLost
 from contracts.kv import KvShape
-from kvstore.core.events import Fault, FoundCopy, Wrote
+from kvstore.core.chunk import UNREAD
+from kvstore.core.events import Fault, Wrote
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
@@ -34,34 +36,21 @@ from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
 from kvstore.tiers.format import (
     BLOCK,
-    RAW,
     Header,
-    decode_header,
     encode_header,
-    header_length,
     object_bytes,
     piece_offset,
 )
-from kvstore.tiers.ssd_reads import Done, Read, Reads
+from kvstore.tiers.ssd_reads import Done, Read, Reads, fault_of
+from kvstore.tiers.ssd_recovery import Recovery, folder_name, read_header, recover
 
 _TEMPORARY = ".part"
-_SYNC_THREADS = 4
+_SYNC_THREADS, _HEADER_THREADS = 4, 4
+#: Most chunks whose checksums are kept after their header was read; of others it is read again.
+_HEADERS_KEPT = 1 << 16
 _TRIAL_BLOCK = 1 << 20
 #: Longest pause between two polls of running writes.
 _LONGEST_PAUSE_S = 0.002
-
-
-def folder_name(fingerprint: bytes) -> str:
-    """The part of a chunk's path that names its model, on disk and in blob."""
-    return fingerprint.hex()[:16]
-
-
-@dataclass(slots=True)
-class Recovery:
-    """What recovery found: chunks, and the number of deleted files."""
-
-    copies: list[FoundCopy]
-    deleted: int
 
 
 class SsdTier:
@@ -84,6 +73,8 @@ class SsdTier:
         self._arena = arena
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
+        self._header_readers = ThreadPoolExecutor(_HEADER_THREADS, thread_name_prefix="ssd-header")
+        self._checksums: dict[bytes, tuple[int, ...]] = {}  #: from headers, latest last
         self._folders: dict[bytes, str] = {}  #: by fingerprint, cached because every read needs it
         self._direct_wanted = direct
         self.direct = False
@@ -113,53 +104,10 @@ class SsdTier:
         return self.root / folder_name(fingerprint) / key.hex()
 
     def recover(self) -> Recovery:
-        """Read every header; delete temporary, foreign, short and damaged files. Raises OSError when the directory
-        cannot be made or read.
-
-        A file that cannot be read now is kept but not served.
-        """
+        """List the files; delete temporary and foreign ones. Raises OSError when the directory cannot be made or
+        read."""
         self._open()
-        recovery = Recovery([], 0)
-        for path in self._files():
-            reach("recover.between_files")
-            try:
-                found = self._recover_one(path)
-            except OSError as e:
-                if e.errno != errno.ELOOP:
-                    continue
-            except (PieceLost, ValueError):
-                pass
-            else:
-                if self.encoded.found(found):
-                    encoded_bytes = found.layout.object_bytes if found.layout.codec != RAW else 0
-                    recovery.copies.append(FoundCopy(found.key, found.shape, found.checksums, encoded_bytes))
-                continue
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-                recovery.deleted += 1
-        return recovery
-
-    def _files(self) -> Iterator[Path]:
-        for folder in sorted(p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()):
-            with os.scandir(folder) as entries:
-                files = sorted((e.inode(), e.path) for e in entries if not e.is_dir(follow_symlinks=False))
-            # By inode: close to the order on the disk.
-            yield from (Path(path) for _, path in files)
-
-    def _recover_one(self, path: Path) -> Header:
-        key_named = bytes.fromhex(path.name)
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            start = os.pread(fd, BLOCK, 0)
-            length = header_length(start)
-            header = start if length == BLOCK else os.pread(fd, length, 0)
-            found = decode_header(header)
-            here = found.key == key_named and folder_name(found.shape.fingerprint) == path.parent.name
-            if not here or os.fstat(fd).st_size != found.layout.object_bytes:
-                raise PieceLost("name, model or length do not match the header")
-        finally:
-            os.close(fd)
-        return found
+        return recover(self.root, self.encoded)
 
     def read(
         self, shape: KvShape, pieces: Sequence[FetchPiece], sums: dict[int, int] | None = None
@@ -183,12 +131,70 @@ class SsdTier:
     ) -> None:
         """Like `read`, without blocking: `done(faults)` is called on a reading thread. A read that is `given_up` before
         it begins ends with CANCELLED."""
-        header = self.encoded.header(pieces[0].key)
+        sums = {} if sums is None else sums
+        if pieces[0].checksum == UNREAD and pieces[0].key not in self._checksums:
+            self._header_readers.submit(self._begin_unread, shape, pieces, done, sums, given_up)
+            return
+        self._begin(shape, pieces, done, sums, given_up)
+
+    def _begin(
+        self,
+        shape: KvShape,
+        pieces: Sequence[FetchPiece],
+        done: Done,
+        sums: dict[int, int],
+        given_up: Callable[[], bool],
+    ) -> None:
+        """Begin a read of a file whose header is known."""
+        key = pieces[0].key
+        header = self.encoded.header(key)
+        if pieces[0].checksum == UNREAD:
+            found = self._checksums.get(key, ()) if header is None else header.checksums
+            if not found:  # another thread has just let go of it
+                self._header_readers.submit(self._begin_unread, shape, pieces, done, sums, given_up)
+                return
+            pieces = [replace(p, checksum=found[p.layer]) for p in pieces]
+            sums.update({i: p.checksum for i, p in enumerate(pieces)})
         if header is not None:
-            path = self.path(header.key, shape.fingerprint)
-            self.encoded.begin_read(path, header, pieces, {} if sums is None else sums, done, given_up)
+            self.encoded.begin_read(self.path(key, shape.fingerprint), header, pieces, sums, done, given_up)
             return
         self._reads.begin(Read(shape, pieces, done, given_up))
+
+    def _begin_unread(
+        self,
+        shape: KvShape,
+        pieces: Sequence[FetchPiece],
+        done: Done,
+        sums: dict[int, int],
+        given_up: Callable[[], bool],
+    ) -> None:
+        """Like `_begin`, after reading the file's header. On a thread of its own."""
+        try:
+            fault = Fault.CANCELLED if given_up() else self._learn_header(pieces[0].key, shape)
+        except Exception as e:
+            fault = fault_of(e, opened=True)
+        if fault is None:
+            self._begin(shape, pieces, done, sums, given_up)
+        else:
+            done(dict.fromkeys(range(len(pieces)), fault))
+
+    def _learn_header(self, key: bytes, shape: KvShape) -> Fault | None:
+        """Read the header and keep its checksums. A file that this process cannot decode is MISSING, and stays. Raises
+        PieceLost, OSError."""
+        header = self.header(key, shape)
+        if not self.encoded.found(header):
+            return Fault.MISSING
+        while len(self._checksums) >= _HEADERS_KEPT:
+            self._checksums.pop(next(iter(self._checksums)), None)
+        self._checksums[key] = header.checksums
+        return None
+
+    def header(self, key: bytes, shape: KvShape) -> Header:
+        """The header of the chunk's file, read and checked. Raises PieceLost, OSError."""
+        found = read_header(self.path(key, shape.fingerprint))
+        if found.shape != shape:
+            raise PieceLost("the header has another shape")
+        return found
 
     def _open_chunk(self, key: bytes, shape: KvShape) -> int:
         folder = self._folders.get(shape.fingerprint)
@@ -256,6 +262,7 @@ class SsdTier:
                     continue
                 del temporary[i]
                 self.encoded.settle(chunks[i].key)
+                self._checksums.pop(chunks[i].key, None)
                 reach("ssd.renamed")
                 folders.add(final.parent)
                 done[i] = Wrote.OK
@@ -339,10 +346,12 @@ class SsdTier:
         reach("ssd.before_delete")
         self.path(key, fingerprint).unlink(missing_ok=True)
         self.encoded.forget(key)
+        self._checksums.pop(key, None)
         reach("ssd.after_delete")
 
     def close(self) -> None:
         """Stop the threads."""
         self._reads.close()
         self.encoded.close()
+        self._header_readers.shutdown(wait=False)
         self._sync.shutdown(wait=False)
