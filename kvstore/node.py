@@ -50,6 +50,8 @@ from runtime.service import Tasks
 from storelink import credentials
 
 _TICK_S = 0.25
+#: Sessions kept in memory although nothing of them is here (each some kilobytes): where quotas count them, and else.
+_SESSIONS_FOR_QUOTAS, _SESSIONS_ELSEWHERE = 100_000, 10_000
 #: Least time between two wake-ups for paced prefetches.
 _RESUME_S = 0.005
 #: How long the start waits for the blob tier's tombstones.
@@ -75,6 +77,7 @@ class StoreNode:
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
         self.arena = Arena(self.places.arena_stem, int(config.kv.dram_gib * GIB), config.kv.hugepages)
         self.pages = Populating(self.arena.address, self.arena.size_bytes)
+        quotas = config.kv.default_tenant_quota_gib or config.kv.tenant_quota_gib
         self.store = Store(
             self.name,
             self.arena.size_bytes,
@@ -83,6 +86,7 @@ class StoreNode:
             prefetch_bytes_per_s=config.kv.prefetch_mb_s * 1e6,
             default_quota_bytes=int(config.kv.default_tenant_quota_gib * GIB),
             quota_bytes={tenant: int(gib * GIB) for tenant, gib in config.kv.tenant_quota_gib.items()},
+            most_sessions=_SESSIONS_FOR_QUOTAS if quotas else _SESSIONS_ELSEWHERE,
         )
         self.ssd = SsdTier(
             self.places.ssd,

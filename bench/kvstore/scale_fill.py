@@ -23,6 +23,8 @@ SESSION_CHUNKS = 16
 TENANTS = 8
 #: One chunk more, of nobody's, for each so many.
 ORPHAN_EVERY = 1000
+#: One session of so many was last used long ago; the others will be used last in a day, so that they do not expire.
+IDLE_EVERY, _DAY_S = 100, 86_400.0
 
 
 def chunk_key(number: int) -> bytes:
@@ -35,8 +37,9 @@ def session_of(number: int) -> SessionKey:
     return SessionKey(f"tenant-{number % TENANTS}", f"session-{number:09d}")
 
 
-def manifest_of(number: int, last_use_s: float) -> Manifest:
-    """Its manifest."""
+def manifest_of(number: int, now_s: float) -> Manifest:
+    """Its manifest. now_s: the wall-clock time."""
+    last_use_s = now_s + (_DAY_S if number % IDLE_EVERY else -_DAY_S)
     keys = [chunk_key(number * SESSION_CHUNKS + n) for n in range(SESSION_CHUNKS)]
     return Manifest(session_of(number), "m", SMALL.fingerprint, keys, SESSION_CHUNKS * SMALL.chunk_tokens, last_use_s)
 
@@ -46,7 +49,7 @@ def orphans(chunks: int) -> Iterator[bytes]:
     return (blake3(b"orphan %d" % number).digest() for number in range(chunks // ORPHAN_EVERY))
 
 
-def fill(ssd: Path, blob: Path, chunks: int, sessions: int, last_use_s: float) -> None:
+def fill(ssd: Path, blob: Path, chunks: int, sessions: int, now_s: float) -> None:
     """Write `chunks` chunks and the orphans to the SSD and, as links, to blob; manifests of all `sessions` to blob."""
     folder = ssd / SMALL.fingerprint.hex()[:16]
     links = (blob / chunk_path(bytes(32), SMALL.fingerprint)).parent
@@ -60,7 +63,7 @@ def fill(ssd: Path, blob: Path, chunks: int, sessions: int, last_use_s: float) -
     for tenant in range(TENANTS):
         (blob / manifest_path(session_of(tenant))).parent.mkdir(parents=True)
     for number in range(sessions):
-        manifest = manifest_of(number, last_use_s)
+        manifest = manifest_of(number, now_s)
         _write(f"{blob}/{manifest_path(manifest.session)}", encode_manifest(manifest))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
@@ -178,7 +178,7 @@ class Catalogue:
 
     async def number(self, name: str) -> int:
         """A number that was noted; 0: none was."""
-        return int(await self._run(lambda db: _read(db, name), None) or 0)
+        return await self._run(lambda db: int(_read(db, name) or 0), 0)
 
     async def note_number(self, name: str, value: int) -> None:
         """Keep a number across restarts."""
@@ -267,7 +267,7 @@ class Catalogue:
         self._thread.shutdown(wait=True)
 
 
-def _read(db: sqlite3.Connection, name: str) -> object:
+def _read(db: sqlite3.Connection, name: str) -> Any:
     found = db.execute("SELECT value FROM note WHERE name = ?", (name,)).fetchone()
     return found[0] if found else None
 
