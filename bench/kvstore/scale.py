@@ -2,7 +2,7 @@
 """How long does a store with a million chunks and a million sessions take to start, and what does it keep of each? See
 README.md.
 
-    bench/kvstore/scale.py                    # fills a directory first: minutes
+    bench/kvstore/scale.py                    # fills a directory first: a quarter of an hour
     bench/kvstore/scale.py --quick            # 50,000 of each, and a million generated
     bench/kvstore/scale.py --at DIR           # a directory that is filled, or is to be; it stays
 """
