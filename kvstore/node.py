@@ -23,7 +23,7 @@ from kvstore.metrics import count, log
 from kvstore.owners import Attached, Owner
 from kvstore.peers import Peers
 from kvstore.reading import Reading
-from kvstore.sizes import Sizes
+from kvstore.sizes import Sizes, most_sessions
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier, manifest_at
 from kvstore.tiers.catalogue import Catalogue
@@ -50,8 +50,6 @@ from runtime.service import Tasks
 from storelink import credentials
 
 _TICK_S = 0.25
-#: Sessions kept in memory although nothing of them is here (each some kilobytes): where quotas count them, and else.
-_SESSIONS_FOR_QUOTAS, _SESSIONS_ELSEWHERE = 100_000, 10_000
 #: Least time between two wake-ups for paced prefetches.
 _RESUME_S = 0.005
 #: How long the start waits for the blob tier's tombstones.
@@ -77,7 +75,6 @@ class StoreNode:
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
         self.arena = Arena(self.places.arena_stem, int(config.kv.dram_gib * GIB), config.kv.hugepages)
         self.pages = Populating(self.arena.address, self.arena.size_bytes)
-        quotas = config.kv.default_tenant_quota_gib or config.kv.tenant_quota_gib
         self.store = Store(
             self.name,
             self.arena.size_bytes,
@@ -86,7 +83,7 @@ class StoreNode:
             prefetch_bytes_per_s=config.kv.prefetch_mb_s * 1e6,
             default_quota_bytes=int(config.kv.default_tenant_quota_gib * GIB),
             quota_bytes={tenant: int(gib * GIB) for tenant, gib in config.kv.tenant_quota_gib.items()},
-            most_sessions=_SESSIONS_FOR_QUOTAS if quotas else _SESSIONS_ELSEWHERE,
+            most_sessions=most_sessions(config),
         )
         self.ssd = SsdTier(
             self.places.ssd,

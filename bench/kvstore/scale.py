@@ -26,16 +26,16 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
-from pairs import Figure
-from scale_fill import IDLE_EVERY, SESSION_CHUNKS, SMALL, fill, orphans, session_of
+from pairs import Figure  # noqa: E402
+from scale_fill import IDLE_EVERY, SESSION_CHUNKS, SMALL, fill, orphans, session_of  # noqa: E402
 
-from kvstore.__main__ import METRICS_PORT
-from kvstore.core import events as ev
-from kvstore.core.store import Store
-from loadtest.report import provenance, write_json
-from runtime.collector import collecting_nothing
-from runtime.config_file import load_config
-from scheduler.core.directory import Directory, Held
+from kvstore.__main__ import METRICS_PORT  # noqa: E402
+from kvstore.core import events as ev  # noqa: E402
+from kvstore.core.store import Store  # noqa: E402
+from loadtest.report import provenance, write_json  # noqa: E402
+from runtime.collector import collecting_nothing  # noqa: E402
+from runtime.config_file import load_config  # noqa: E402
+from scheduler.core.directory import Directory, Held  # noqa: E402
 
 _PORT, _LONGEST_S = 29_340, 1800.0
 
@@ -118,7 +118,9 @@ def measure(data: Path, scratch: Path, chunks: int, sessions: int) -> Iterator[F
     with running(empty, scratch) as store:
         store.wait(lambda: store.completed("sessions"))
         idle_bytes, idle_s, cpu_s = store.own_bytes(), store.start_s, store.start_cpu_s
-    yield Figure("start of an empty store", round(idle_s, 2), "s", note=f"{idle_bytes >> 20} MiB; {cpu_s:.1f} s of a processor")
+    yield Figure(
+        "start of an empty store", round(idle_s, 2), "s", note=f"{idle_bytes >> 20} MiB; {cpu_s:.1f} s of a processor"
+    )
     for times in ("without a catalogue", "with it"):
         with running(data, scratch) as store:
             note = f"{at}; {store.start_cpu_s:.1f} s of a processor"
@@ -134,7 +136,9 @@ def measure(data: Path, scratch: Path, chunks: int, sessions: int) -> Iterator[F
     with running(data, scratch, orphan_grace_s=5, blob_expiry_s=20) as store:
         gone_s = store.wait(lambda: store.event("orphans_removed_blob") >= lost)
         assert store.event("orphans_removed_blob") == store.event("orphans_removed_ssd") == lost
-        yield Figure("all orphans are gone from SSD and blob", round(gone_s, 1), "s", note=f"{at}; {lost:,}; two sweeps")
+        yield Figure(
+            "all orphans are gone from SSD and blob", round(gone_s, 1), "s", note=f"{at}; {lost:,}; two sweeps"
+        )
         idle = -(-sessions // IDLE_EVERY)
         expired_s = store.wait(lambda: store.event("sessions_expired") >= idle)
         assert store.event("sessions_expired") == idle
@@ -199,7 +203,10 @@ def main() -> None:
                 print(f"{figure.question}: {figure.value} {figure.unit} ({figure.note})", flush=True)
     if given.out:
         parts = [vars(figure) for figure in found]
-        write_json(given.out, provenance() | {"chunks": count, "sessions": sessions, "session_chunks": SESSION_CHUNKS, "figures": parts})
+        write_json(
+            given.out,
+            provenance() | {"chunks": count, "sessions": sessions, "session_chunks": SESSION_CHUNKS, "figures": parts},
+        )
 
 
 if __name__ == "__main__":
