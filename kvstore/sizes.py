@@ -10,7 +10,6 @@ from kvstore.tiers.space import Space
 from runtime.config import Config
 from runtime.disk_shares import blob_directory, blob_limit_bytes, disk_of, ssd_limit_bytes
 
-
 #: Sessions kept in memory although nothing of them is here (each some kilobytes): where quotas count them, and else.
 _SESSIONS_FOR_QUOTAS, _SESSIONS_ELSEWHERE = 100_000, 10_000
 
