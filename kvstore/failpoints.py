@@ -32,7 +32,7 @@ class Point(NamedTuple):
 #: All points.
 POINTS: Mapping[str, Point] = {
     "recover.between_files": Point(
-        "some headers are read, damaged files before them are deleted, and the core knows of none"
+        "some files are listed, foreign ones before them are deleted, and the core knows of none"
     ),
     "save.granted": Point("slots of the arena are reserved for a worker that has not been told so"),
     "save.summed": Point("the worker has written a chunk into the arena; no slower tier has been asked to take it"),

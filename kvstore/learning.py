@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contracts.kv import Manifest
 from kvstore.core import events as ev
 from kvstore.host import StoreHost
-from kvstore.metrics import log
+from kvstore.metrics import completed, log
 
 
 async def learn_sessions(node: StoreHost, look: Callable[[Sequence[Manifest]], object] = lambda page: None) -> bool:
@@ -29,4 +29,6 @@ async def learn_sessions(node: StoreHost, look: Callable[[Sequence[Manifest]], o
         node.handle(ev.TierFailed(ev.TierChannel.BLOB_READ, str(e), node.clock.now()))
     node.handle(ev.ManifestsListed([], node.clock.now(), complete, node.clock.wall()))
     log.info("sessions listed", sessions=sessions, complete=complete)
+    if complete:
+        completed("sessions", node.clock.wall())
     return complete

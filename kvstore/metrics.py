@@ -90,6 +90,15 @@ _TIER_UP = Gauge(
     ["tier"],
     registry=telemetry.REGISTRY,
 )
+_COMPLETED = Gauge(
+    "upbeat_kvstore_completed_timestamp_seconds",
+    "Unix time at which background work last went through everything: a listing of all sessions, the expiry of idle "
+    "ones, a sweep for orphans; 0: not yet",
+    ["what"],
+    registry=telemetry.REGISTRY,
+)
+#: Its values of `what`.
+COMPLETED = ("sessions", "expiry", "orphans")
 QUEUES = ("ssd", "peer", "blob", "loads")
 #: Events whose first occurrence is logged.
 _LOGGED_ONCE = {
@@ -113,10 +122,17 @@ def count(what: str, amount: int = 1, labels: tuple[str, ...] = ()) -> None:
         log.warning("first of its kind; the metrics count how many follow", what=what, labels=list(labels))
 
 
+def completed(what: str, wall_s: float) -> None:
+    """Background work of COMPLETED has gone through everything, at this wall-clock time."""
+    _COMPLETED.labels(what).set(wall_s)
+
+
 def show_tiers(tiers: Iterable[TierChannel]) -> None:
     """Initialise every tier's gauge to 1."""
     for tier in tiers:
         _TIER_UP.labels(tier.name.lower()).set(1)
+    for what in COMPLETED:
+        _COMPLETED.labels(what).set(0)
 
 
 def tier_changed(tier: TierChannel, up: bool, reason: str) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
@@ -24,31 +25,32 @@ from kvstore.notes import Notes
 from kvstore.owners import Attached, Owner
 from kvstore.peers import Peers
 from kvstore.reading import Reading
-from kvstore.sizes import Sizes
+from kvstore.sizes import Sizes, most_sessions
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.catalogue import Catalogue
 from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
+from kvstore.tiers.manifests import decode_manifest
 from kvstore.tiers.objects import Objects, open_store
 from kvstore.tiers.older_formats import OlderFormats
 from kvstore.tiers.populate import Populating
 from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd_recovery import Recovery
 from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
-from kvstore.tiers.transport_auto import AutoTransport
-from kvstore.tiers.transport_nixl import NixlTransport
-from kvstore.tiers.transport_socket import SocketTransport
+from kvstore.tiers.transport_choice import start_transport
 from kvstore.trials import try_tier
 from kvstore.writeback import WriteBack
 from runtime.clock import Clock
+from runtime.collector import collecting_nothing
 from runtime.config import Config
 from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.sections import GIB
 from runtime.service import Tasks
-from storelink import credentials
 
 _TICK_S = 0.25
 #: Least time between two wake-ups for paced prefetches.
@@ -87,8 +89,16 @@ class StoreNode:
             prefetch_bytes_per_s=config.kv.prefetch_mb_s * 1e6,
             default_quota_bytes=int(config.kv.default_tenant_quota_gib * GIB),
             quota_bytes={tenant: int(gib * GIB) for tenant, gib in config.kv.tenant_quota_gib.items()},
+            most_sessions=most_sessions(config),
         )
-        self.blob = BlobTier(blob_store, self.arena, keys, codecs)
+        self.catalogue = Catalogue(
+            self.places.ssd.parent / "sessions.sqlite",
+            config.kv.blob_url,
+            partial(decode_manifest, keys),
+            clock,
+            self._has_directory,
+        )
+        self.blob = BlobTier(blob_store, self.arena, keys, codecs, self.catalogue)
         self.ssd = SsdTier(
             self.places.ssd,
             self.arena,
@@ -114,7 +124,7 @@ class StoreNode:
         self.notes = Notes(self, tasks, encrypts=config.kv.encrypt)
         self._recovered = False
         #: What the SSD holds, while tombstones have not been read; it is not served until then.
-        self._held_back: Sequence[ev.FoundCopy] | None = None
+        self._held_back: Recovery | None = None
         #: Nodes that must confirm an erasure; and whether this node's list of confirmations may be non-empty.
         self.deployment = [config.node(n).name for n in range(config.nodes.count)]
         self.confirms = True
@@ -142,7 +152,7 @@ class StoreNode:
             log.warning(
                 "tombstones could not be read yet; the SSD's chunks are not served until it is known what was erased "
                 "while this node was down",
-                chunks=len(self._held_back),
+                chunks=self._held_back.chunks,
             )
         self.write_back.start()
         self._tasks.start(self._join(), "join")
@@ -168,23 +178,27 @@ class StoreNode:
         if recovery.deleted:
             count("ssd_files_deleted_at_start", recovery.deleted)
         self._recovered = True
-        self._held_back = recovery.copies
+        self._held_back = recovery
         await self._serve_recovered()
-        log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
+        log.info("recovered", chunks=recovery.chunks, deleted=recovery.deleted, ssd=str(self.ssd.root))
         return True
 
     async def _serve_recovered(self) -> None:
         """Serve what the SSD holds, once tombstones have been read."""
-        copies = self._held_back
-        if copies is None or not self._heeded:
+        found = self._held_back
+        if found is None or not self._heeded:
             return
         self._held_back = None
-        self.handle(ev.Recovered(copies))
+        with collecting_nothing():
+            self.handle(ev.Recovered(found.copies, found.listed))
         with contextlib.suppress(OSError):
             limit = await self.sizes.ssd_limit_bytes(self.store.index.ssd_stored_bytes)
             self.handle(ev.TierSized("ssd", limit, self.clock.now()))
 
     # ---- tiers
+
+    def _has_directory(self) -> bool:
+        return self._recovered and self.may_write()
 
     def may_write(self) -> bool:
         """Whether this store holds the lock on the node's directory. Ends the process when another store has it."""
@@ -212,7 +226,9 @@ class StoreNode:
 
     async def _join(self) -> None:
         """Start the transport and peers, which may take longer than `start`."""
-        self.transport = await self._start_transport()
+        self.transport = await start_transport(
+            self._config.kv.transport, self.arena, self.leased, f"{self.name}-{self.instance}", self.places
+        )
         card = self.transport.fill(Card(self.name, self.instance, b"", self.arena.address, self.arena.size_bytes, ""))
         others = {
             self._config.node(n).name: self._config.node(n).store_address for n in range(self._config.nodes.count)
@@ -222,22 +238,6 @@ class StoreNode:
         self.ready.set()
         log.info("peers can read", transport=self.transport.name)
 
-    async def _start_transport(self) -> Transport:
-        choice = self._config.kv.transport
-        if choice == "auto" and credentials.own() is not None:
-            choice = "socket"  # NIXL's wire is not encrypted, and whoever has its key reads the whole arena
-        by_nixl = NixlTransport(self.arena, self.leased, f"{self.name}-{self.instance}")
-        by_socket = SocketTransport(self.arena, self.leased, self.places.socket_listen, self.places.socket_address)
-        made: dict[str, Transport] = {"nixl": by_nixl, "socket": by_socket, "auto": AutoTransport(by_nixl, by_socket)}
-        transport = made[choice]
-        try:
-            await transport.start()
-        except Exception as e:
-            raise RuntimeError(
-                f"kv.transport = {choice!r} does not work here: {e}; set kv.transport to auto, nixl or socket"
-            ) from e
-        return transport
-
     async def stop(self) -> None:
         """Release everything without waiting for write-back."""
         if self.ready.is_set():
@@ -245,6 +245,7 @@ class StoreNode:
             await self.transport.stop()
         self.write_back.close()
         self.erasing.close()
+        self.catalogue.close()
         self.ssd.close()
         self.pages.close()
         self.arena.close()

@@ -73,19 +73,28 @@ class Reading:
         reads that ended together."""
         stall = self._watch(fetch)
         sums: dict[int, int] = {}
-        ended = partial(self._fetched, fetch, stall, sums)
         given_up = self._given_up(fetch)
-        name = self._ssd.encoded.key_name(fetch.pieces[0].key)
+        key_name = partial(self._ssd.encoded.key_name, fetch.pieces[0].key)
 
-        def begin() -> None:
+        def begin(name: KeyName | None) -> None:
+            if name is None or self._blob.session_keys.known(name) is not None:
+                read(name)
+            else:
+                failed = lambda fault: ended(name, _all(fetch, fault))  # noqa: E731
+                self._tasks.start(self._with_key(name, partial(read, name), failed), "session-key")
+
+        def read(name: KeyName | None) -> None:
             self._ssd.begin_read(
-                fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(ended, faults)), sums, given_up
+                fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(ended, name, faults)), sums, given_up
             )
 
-        if name is None or self._blob.session_keys.known(name) is not None:
-            begin()
-        else:
-            self._tasks.start(self._with_key(name, begin, lambda fault: ended(_all(fetch, fault))), "session-key")
+        def ended(name: KeyName | None, faults: dict[int, ev.Fault]) -> None:
+            if name is None and ev.Fault.LOCKED in faults.values() and (learnt := key_name()) is not None:
+                begin(learnt)  # only now has the header said which key it takes
+            else:
+                self._fetched(fetch, stall, sums, faults)
+
+        begin(key_name())
 
     async def _with_key(self, name: KeyName, begin: Callable[[], None], failed: Callable[[ev.Fault], None]) -> None:
         """Begin a read of the SSD once the session's key is known."""

@@ -10,6 +10,15 @@ from kvstore.tiers.space import Space
 from runtime.config import Config
 from runtime.disk_shares import blob_directory, blob_limit_bytes, disk_of, ssd_limit_bytes
 
+#: Sessions kept in memory although nothing of them is here (each some kilobytes): where quotas count them, and else.
+_SESSIONS_FOR_QUOTAS, _SESSIONS_ELSEWHERE = 100_000, 10_000
+
+
+def most_sessions(config: Config) -> int:
+    """How many sessions of which a node holds nothing its store keeps in memory."""
+    quotas = config.kv.default_tenant_quota_gib or config.kv.tenant_quota_gib
+    return _SESSIONS_FOR_QUOTAS if quotas else _SESSIONS_ELSEWHERE
+
 
 class Sizes:
     """blob_directory: None where the blob tier is a bucket."""

@@ -2,23 +2,23 @@
 delete orphans.
 
 Sessions and chunks are deleted for lack of use or name only after a complete list of sessions, which is read in pages,
-so memory stays bounded. Every node does all of it: deleting twice does no harm, and the grace time protects chunks of
-other nodes' running turns.
+so memory stays bounded; what did not change comes from the catalogue (tiers/catalogue.py). Every node does all of it:
+deleting twice does no harm, and the grace time protects chunks of other nodes' running turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core import events as ev
-from kvstore.core.named import Named
+from kvstore.core.named import MOST, Named
 from kvstore.learning import learn_sessions
-from kvstore.metrics import count, log
+from kvstore.metrics import completed, count, log
 from kvstore.node import StoreNode
 from kvstore.tiers.manifests import object_name
 from kvstore.tiers.staged import remove_staged
@@ -32,10 +32,16 @@ _CLOCKS_DIFFER_S = 7200.0
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
 #: A store that has run for so long serves, in seconds.
 _STARTS_S = 60.0
-#: Least seconds between measurements of the blob tier, and how many times longer than one took.
-_MEASURE_S, _MEASURE_SHARE = 600.0, 20.0
-#: Most idle sessions watched at a time, and most chunks of one event.
-_WATCHED, _CHUNKS_AT_ONCE = 100_000, 1000
+#: Least seconds between measurements of the blob tier.
+_MEASURE_S = 600.0
+#: Pauses are this many times longer than the work before them took, at least.
+_SHARE = 20.0
+#: Most idle sessions watched in memory at a time, most chunks of one event, and most manifests looked at in one go.
+_WATCHED, _CHUNKS_AT_ONCE, _LOOKED_AT_ONCE = 100_000, 1000, 5000
+#: Expiry waits while more deletions than this wait for the blob tier.
+_MOST_PENDING, _PENDING_PAUSE_S = 1000, 0.05
+#: Numbers in the catalogue: of the next sweep, and of names that the last one found.
+_SWEEP, _NAMES = "sweep", "names"
 
 
 async def check_owner(node: StoreNode, own_id: str, bucket: str) -> None:
@@ -71,9 +77,11 @@ async def _learn(node: StoreNode) -> None:
     await learn_sessions(node)
     await confirm(node, await node.heed_tombstones())
     for fingerprint in list(node.store.index.shapes):
-        keys = await node.blob.list_chunks(fingerprint, node.store.index.chunks)
-        if keys is not None:
-            node.handle(ev.BlobListed(fingerprint, keys, node.clock.now()))
+        with contextlib.suppress(Exception):  # the blob tier does not answer; its health is judged elsewhere
+            async for keys in node.blob.list_chunks(fingerprint):
+                node.handle(ev.BlobListed(fingerprint, keys, node.clock.now(), complete=False))
+                await asyncio.sleep(0)
+            node.handle(ev.BlobListed(fingerprint, (), node.clock.now()))
 
 
 async def confirm(node: StoreNode, tombstones: Tombstones) -> None:
@@ -139,17 +147,18 @@ async def measure(node: StoreNode) -> None:
                 log.info("blob tier", limit_bytes=limit, held_bytes=held)
         if sized and limit is None:
             return
-        await node.clock.sleep(
-            max(_MEASURE_S if sized else _SHORTEST_PAUSE_S, _MEASURE_SHARE * (node.clock.now() - began))
-        )
+        await node.clock.sleep(max(_MEASURE_S if sized else _SHORTEST_PAUSE_S, _SHARE * (node.clock.now() - began)))
 
 
 async def expire(node: StoreNode, idle_s: float) -> None:
     """Forever: erase sessions unused for `idle_s`."""
-    unchanged = Unchanged()
+    unchanged, took_s = Unchanged(), 0.0
     while True:
-        await node.clock.sleep(max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, idle_s / 4)))
+        pause_s = max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, idle_s / 4), _SHARE * took_s)
+        await node.clock.sleep(pause_s)
+        began = node.clock.now()
         await expire_once(node, idle_s, unchanged)
+        took_s = node.clock.now() - began
 
 
 async def expire_once(node: StoreNode, idle_s: float, unchanged: Unchanged) -> int:
@@ -161,21 +170,28 @@ async def expire_once(node: StoreNode, idle_s: float, unchanged: Unchanged) -> i
     manifest was also unchanged for a while as seen from here.
     """
     await node.heed_tombstones()
-    now, limit = node.clock.now(), node.clock.wall() - idle_s
-
-    def look(page: Iterable[Manifest]) -> None:
-        for manifest in page:
+    limit, unchanged_s = node.clock.wall() - idle_s, min(idle_s, _CLOCKS_DIFFER_S)
+    if not await learn_sessions(node):
+        return 0
+    expired, last = 0, None
+    while page := await node.catalogue.idle(limit, unchanged_s, last):
+        gone = [row for row in page if await _expire(node, row.session, limit)]
+        await node.catalogue.forget(gone)
+        expired, last = expired + len(gone), page[-1]
+        while node.write_back.pending > _MOST_PENDING:
+            await node.clock.sleep(_PENDING_PAUSE_S)
+    unchanged.begin()
+    now, known = node.clock.now(), list(node.store.index.manifests.values())
+    for start in range(0, len(known), _LOOKED_AT_ONCE):
+        for manifest in known[start : start + _LOOKED_AT_ONCE]:
             if manifest.last_use_s < limit:
                 unchanged.note(manifest, now)
-
-    unchanged.begin()
-    complete = await learn_sessions(node, look)
-    look(node.store.index.manifests.values())
-    expired = 0
-    for session in unchanged.longer_than(min(idle_s, _CLOCKS_DIFFER_S), now) if complete else ():
+        await asyncio.sleep(0)
+    for session in unchanged.longer_than(unchanged_s, now):
         expired += await _expire(node, session, limit)
     if expired:
         count("sessions_expired", expired)
+    completed("expiry", node.clock.wall())
     return expired
 
 
@@ -197,19 +213,26 @@ async def _expire(node: StoreNode, session: SessionKey, limit: float) -> bool:
 async def sweep(node: StoreNode, grace_s: float, directory: Path | None) -> None:
     """Forever: delete orphans from the SSD and the blob tier, and files left by killed writes. directory: as in
     `learn`."""
+    took_s = 0.0
     while True:
-        await node.clock.sleep(max(_SHORTEST_PAUSE_S, grace_s))
+        await node.clock.sleep(max(_SHORTEST_PAUSE_S, grace_s, _SHARE * took_s))
+        began = node.clock.now()
         await sweep_once(node, grace_s)
         await _remove_staged(node, directory)
+        took_s = node.clock.now() - began
 
 
 async def sweep_once(node: StoreNode, grace_s: float) -> None:
     """One round: delete chunks that were also orphans in the last round; in blob only those older than the grace
-    time."""
-    began = node.clock.wall()
-    named, sessions, session_keys = Named(), Named(), node.blob.session_keys
+    time. With more names than `Named` has room for, two rounds look at one share of blob's chunks and the next two at
+    another; the catalogue keeps the place."""
+    began, names = node.clock.wall(), 0
+    number, shares = await node.catalogue.number(_SWEEP), 1 + await node.catalogue.number(_NAMES) // MOST
+    named, sessions, session_keys = Named(number // 2 % shares, shares), Named(), node.blob.session_keys
 
     def look(page: Sequence[Manifest]) -> None:
+        nonlocal names
+        names += sum(len(m.keys) for m in page)
         named.add([key for m in page if m.session not in node.store.index.manifests for key in m.keys])
         sessions.add(session_keys.tags([m.session for m in page]))
 
@@ -231,3 +254,7 @@ async def sweep_once(node: StoreNode, grace_s: float) -> None:
         count("older_objects_removed", await node.older.sweep(began))
     except Exception as e:
         log.warning("not all of the blob tier's chunks could be listed", error=repr(e))
+        return
+    await node.catalogue.note_number(_SWEEP, number + 1)
+    await node.catalogue.note_number(_NAMES, names)
+    completed("orphans", node.clock.wall())

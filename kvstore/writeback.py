@@ -219,7 +219,7 @@ class WriteBack:
                 self._cluster_keys, work.key, work.shape, pieces, work.checksums, self._blob_codec, secret
             )
             return stored.to_bytes(), stored.header
-        header = self._ssd.header(work.key, work.shape.fingerprint)
+        header = self._ssd.header(work.key, work.shape)
         path = self._ssd.path(work.key, work.shape.fingerprint)
         codec = self._blob_codec.name if self._blob_codec is not None else RAW
         if header.layout.codec == codec and (header.seal is not None or secret is None):

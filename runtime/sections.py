@@ -79,8 +79,8 @@ class KvSection(BaseModel):
     blob_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     #: Share of a disk's size to keep free: with less free space, nothing is written to a tier on it.
     disk_reserve: float = Field(default=0.05, ge=0, lt=1)
-    #: Idle seconds after which a session leaves the blob tier; 0: never.
-    blob_expiry_s: float = Field(default=0.0, ge=0)
+    #: Idle seconds after which a session's cache leaves every tier (by default 30 days); 0: never.
+    blob_expiry_s: float = Field(default=30 * 86_400.0, ge=0)
     #: Quotas of the slow tiers by tenant, and for all other tenants; 0: no limit.
     tenant_quota_gib: dict[Tenant, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     default_tenant_quota_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)

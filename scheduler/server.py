@@ -229,7 +229,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.ListSessionsRequest, context: Any
     ) -> scheduler_pb2.ListSessionsReply:
         """See the proto."""
-        return await self.views.sessions(request)
+        return self.views.sessions(request)
 
     async def GetSession(self, request: scheduler_pb2.GetSessionRequest, context: Any) -> scheduler_pb2.SessionInfo:
         """See the proto."""

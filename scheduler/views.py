@@ -21,7 +21,6 @@ from scheduler.convert import loads_to_wire, memory_to_wire, model_explanation, 
 from scheduler.core.control import Control
 from scheduler.core.device import Device
 from scheduler.core.erasures import Erasure
-from scheduler.core.listing import Page
 from scheduler.reports import Reports
 
 log = telemetry.logger("scheduler.views")
@@ -29,8 +28,6 @@ log = telemetry.logger("scheduler.views")
 WATCH_EVERY_S, WATCH_NODE_S = 0.1, 1e-3
 #: Devices converted to messages before waiting calls run.
 _DRAWN_AT_A_TIME = 16
-#: Sessions examined for a list before waiting calls run.
-_LISTED_AT_A_TIME = 5000
 RESIDENCY_TIMEOUT_S = 1.5
 #: How long an erasure waits for the stores' answers, in seconds.
 ERASE_S = 10.0
@@ -123,17 +120,12 @@ class Views:
         return model_explanation(name, devices, self._clock.now())
 
     # ---- sessions ----------------------------------------------------------------------------------------------
-    async def sessions(self, request: scheduler_pb2.ListSessionsRequest) -> scheduler_pb2.ListSessionsReply:
-        """A page of a tenant's sessions, or of all. Lets other calls run while it examines many sessions."""
-        limit, directory = request.limit or 100, self._control.directory
-        page = Page(request.tenant, limit + 1, request.after, by_id=request.by_id)
-        if not page.begin(directory):
+    def sessions(self, request: scheduler_pb2.ListSessionsRequest) -> scheduler_pb2.ListSessionsReply:
+        """A page of a tenant's sessions, or of all."""
+        limit = request.limit or 100
+        found = self._control.directory.page(request.tenant, limit + 1, request.after, by_id=request.by_id)
+        if found is None:
             return scheduler_pb2.ListSessionsReply(unknown_after=True)
-        everything = list(directory)
-        for start in range(0, len(everything), _LISTED_AT_A_TIME):
-            page.look(everything[start : start + _LISTED_AT_A_TIME])
-            await asyncio.sleep(0)
-        found = page.found()
         return scheduler_pb2.ListSessionsReply(
             sessions=[self._summary(s.key) for s in found[:limit]], more=len(found) > limit
         )

@@ -152,7 +152,7 @@ class Capacity:
     def _may_go(self, chunk: Chunk, backed_only: bool) -> bool:
         if chunk.ssd is not CopyState.PRESENT or chunk.blob is CopyState.WAITING or chunk.doomed:
             return False
-        return (chunk.backed or not backed_only) and not any(s in _READING for s in chunk.states)
+        return (bool(chunk.backed) or not backed_only) and not any(s in _READING for s in chunk.states)
 
     def _protected(self, chunk: Chunk, session: SessionKey, rank: tuple[int, int, float]) -> bool:
         """Whether another session that names the chunk ranks higher: the chunk counts with that one."""

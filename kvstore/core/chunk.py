@@ -1,7 +1,7 @@
 """The record of one chunk, and its size on the SSD.
 
-A node may know a million chunks, so a record is small: checksums of slower copies are packed, and shared when equal; a
-chunk without pieces in the arena has no lists of its own.
+A node may know millions of chunks, so a record is small: checksums of slower copies are packed, and shared when equal;
+those of a file that was only listed stay in its header; a chunk without pieces in the arena has no lists of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from kvstore.core.state import CopyState, PieceState
 #: The lists of a chunk without pieces in the arena. Shared: never mutated, only replaced.
 NO_STATES: list[PieceState] = []
 NO_NUMBERS: list[int] = []
+#: In place of a checksum that the header of the SSD's file has.
+UNREAD = -1
 #: Files begin with a header of at least one block, and their pieces are aligned to blocks.
 _BLOCK, _HEADER_FIXED, _HEADER_A_LAYER = 4096, 256, 20
 
@@ -39,7 +41,8 @@ class Chunk:
     saved_here: a worker of this node wrote it, so this node owes the slower tiers a copy.
     doomed: it was erased, and is deleted as soon as nothing uses it.
     leaving: it is being written to blob from the arena; its pieces stay until that has ended.
-    backed: blob has it, by a listing or a write; `blob` is PRESENT only once its header was read or written here.
+    backed: not 0: blob has it, by a write or the listing of that number; `blob` is PRESENT only once its header was
+    read or written here.
     encoded_bytes: length of the SSD's file when a codec made it; 0: it is raw, or there is none.
     """
 
@@ -76,7 +79,7 @@ class Chunk:
         self._blob_sums = b""
         self.saved_here = False
         self.doomed = False
-        self.backed = False
+        self.backed = 0
         self.leaving = False
         self.encoded_bytes = 0
 
@@ -87,8 +90,13 @@ class Chunk:
 
     @property
     def ssd_sums(self) -> tuple[int, ...]:
-        """Checksums of the SSD's copy, one a layer; empty when there is none."""
+        """Checksums of the SSD's copy, one a layer; empty when there is none, or its header was not read."""
         return _unpack(self._ssd_sums)
+
+    @property
+    def ssd_expected(self) -> tuple[int, ...]:
+        """What a read of the SSD's copy is verified with, one a layer: its checksums, or UNREAD."""
+        return _unpack(self._ssd_sums) if self._ssd_sums else (UNREAD,) * self.shape.layers
 
     @property
     def blob_sums(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from kvstore.core.erasure_events import (
     SessionErased,
     TombstonesListed,
 )
-from kvstore.core.events import FoundCopy, LoadWanted
+from kvstore.core.events import LoadWanted
 from kvstore.core.eviction import evictable
 from kvstore.core.graves import MOST_NAMED, Graves
 from kvstore.core.index import Index
@@ -154,10 +154,9 @@ class Erasure:
             case TombstonesListed():
                 self._heed(event)
 
-    def recovered(self, copies: Iterable[FoundCopy]) -> None:
+    def recovered(self) -> None:
         """The SSD was recovered: delete chunks that were erased meanwhile."""
-        if len(self.graves):
-            self.remove_here([c.key for c in copies if c.key in self.graves.shut_keys and self._unnamed(c.key)])
+        self.remove_here([k for k in self.graves.shut_keys if self._unnamed(k) and self._on_ssd(k)])
 
     def _heed(self, event: TombstonesListed) -> None:
         """Tombstones were listed: apply erasures that this node may have missed."""
@@ -187,6 +186,9 @@ class Erasure:
 
     def _unnamed(self, key: bytes) -> bool:
         return key in self._index.chunks and key not in self._index.names
+
+    def _on_ssd(self, key: bytes) -> bool:
+        return self._index.chunks[key].ssd is CopyState.PRESENT
 
     def void(self, manifest: Manifest) -> bool:
         """Whether the manifest is of a life that an erasure ended."""

@@ -6,7 +6,7 @@ and the layers wanted of it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -90,9 +90,11 @@ class FoundCopy:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Chunks found on the SSD at the start."""
+    """Chunks found on the SSD at the start. copies: their headers were read. listed: by shape, keys of raw files whose
+    names were; each header is read with the first piece of its chunk."""
 
-    copies: Sequence[FoundCopy]
+    copies: Sequence[FoundCopy] = ()
+    listed: Sequence[tuple[KvShape, Sequence[bytes]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class PeerEnded:
 @dataclass(frozen=True, slots=True)
 class FetchDone:
     """A fetch ended, and nothing writes to its slots any more. faults: by index of the piece in the fetch. sums:
-    likewise, the arena's checksums of pieces that a codec decoded."""
+    likewise, the arena's checksums of pieces that a codec decoded or whose checksum was UNREAD."""
 
     fetch: int
     faults: dict[int, Fault]
@@ -268,11 +270,12 @@ class BlobWritten:
 
 @dataclass(frozen=True, slots=True)
 class BlobListed:
-    """All of a model's chunks in blob, so that missing ones can be written."""
+    """Some of a model's chunks in blob. complete: the last of them, so that missing ones can be written."""
 
     fingerprint: bytes
-    keys: Set[bytes]
+    keys: Collection[bytes]
     now: float
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """What this node knows: chunks, where each piece and copy is, sessions' manifests, and which session names which chunk.
 
 Decides nothing. Pieces and copies change only through `set_piece` and `set_copy`, which check the tables of state.py
-and record the sessions whose residency changed (`dirty`).
+and record the sessions whose residency changed (`dirty`); `add_listed` makes records of files found at the start.
 
 Invariants (`validate`): a chunk has slots exactly for its LOADING, SAVING and READY pieces; `names[key]` are exactly
 the sessions whose manifest or claim contains the key; no empty record is kept; the sums
 (`ssd_bytes`, `ssd_stored_bytes`, `ssd_chunks`, `named`, `unnamed`) equal what they count.
 
-A node may know a million chunks, so equal objects are shared (shapes, keys, one-session tuples).
+A node may know millions of chunks, so equal objects are shared (shapes, keys, one-session tuples).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest, leading
-from kvstore.core.chunk import NO_NUMBERS, NO_STATES, Chunk
+from kvstore.core.chunk import NO_NUMBERS, NO_STATES, UNREAD, Chunk, stored_bytes
 from kvstore.core.state import COPY_MOVES, PIECE_MOVES, CopyState, PieceState, move
 
 __all__ = ["WITH_SLOT", "Chunk", "Index", "Residency"]
@@ -122,10 +122,32 @@ class Index:
         else:
             chunk.leaving = False
             if new in (CopyState.PRESENT, CopyState.ABSENT):
-                chunk.backed = new is CopyState.PRESENT
+                chunk.backed = int(new is CopyState.PRESENT)
         self._touch(chunk.key)
         self._stir_key(chunk.key)
         self._perhaps_empty.add(chunk.key)
+
+    def add_listed(self, shape: KvShape, keys: Iterable[bytes]) -> None:
+        """The SSD has raw files of these chunks, whose headers were not read. Like `chunk` and `set_copy`, for millions
+        of them."""
+        added = 0
+        for key in keys:
+            known = self.chunks.get(key)
+            if known is None:
+                known = self.chunks[key] = Chunk(key, shape)
+                known.ssd = CopyState.PRESENT
+                added += 1
+                sessions = self.names.get(key)
+                if sessions is None:
+                    self.unnamed[key] = 0
+                    continue
+                for session in sessions:
+                    self._count_session(session, 1)
+                self.dirty.update(sessions)
+            elif known.shape == shape and known.ssd in (CopyState.ABSENT, CopyState.SKIPPED):
+                self.set_copy(known, "ssd", CopyState.PRESENT)
+        self.ssd_bytes += added * shape.chunk_bytes
+        self.ssd_stored_bytes += added * stored_bytes(shape)
 
     def _count_ssd(self, chunk: Chunk, old: CopyState, new: CopyState, encoded_bytes: int) -> None:
         self.ssd_stored_bytes -= chunk.ssd_stored_bytes if old in _STORED else 0
@@ -346,6 +368,8 @@ class Index:
             assert not chunk.states or any(chunk.states)
             for state, offset in zip(chunk.states, chunk.offsets, strict=True):
                 assert (state in WITH_SLOT) == (offset >= 0), (state, offset)
+            ready = (i for i, state in enumerate(chunk.states) if state is PieceState.READY)
+            assert all(chunk.sums[i] != UNREAD for i in ready), "a peer would be sent no checksum"
             ssd += chunk.shape.chunk_bytes * (chunk.ssd is CopyState.PRESENT)
         assert set(self.resident) <= set(self.chunks)
         assert ssd == self.ssd_bytes

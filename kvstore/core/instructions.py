@@ -69,7 +69,8 @@ class ReleasePeer:
 
 @dataclass(frozen=True, slots=True)
 class FetchPiece:
-    """One piece to bring: verify `checksum` after it is at `offset` of our arena."""
+    """One piece to bring: verify `checksum` after it is at `offset` of our arena. UNREAD (chunk.py): the header of the
+    SSD's file has it."""
 
     key: bytes
     layer: int
@@ -132,7 +133,7 @@ class WriteSsd:
 @dataclass(frozen=True, slots=True)
 class WriteBlob:
     """Copy the chunk to the blob tier: from the SSD file, or from the arena when `offsets` are given; answer with
-    BlobWritten."""
+    BlobWritten. checksums: empty where only the file's header has them."""
 
     key: bytes
     shape: KvShape

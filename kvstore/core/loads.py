@@ -208,7 +208,7 @@ class Loads:
                 self._leases.drop(key, layer)
             absent = sorted(absent + leased)
         if chunk is not None and source is not None:
-            sums = chunk.ssd_sums if source is SourceKind.SSD else chunk.blob_sums
+            sums = chunk.ssd_expected if source is SourceKind.SSD else chunk.blob_sums
             for band in reads(load.shape, absent, source, load.kind):
                 pieces = [(chunk, layer, 0, sums[layer]) for layer in band]
                 self._fetches.plan(source, load.shape, pieces, self._rank(load, band[0], i), load.kind)

@@ -65,7 +65,7 @@ class Orphans:
             chunk = self._index.chunks.get(key)
             if key in self._index.names:
                 if chunk is not None:
-                    chunk.backed = True
+                    chunk.backed = chunk.backed or 1
             elif key in named:
                 continue
             elif key not in before:
@@ -75,7 +75,7 @@ class Orphans:
                 removed += 1
                 if chunk is not None:
                     self._index.set_copy(chunk, "blob", CopyState.ABSENT)
-                    chunk.backed = False
+                    chunk.backed = 0
                 self._out.append(DeleteBlob(key, fingerprint))
         self._count(removed, "blob")
 

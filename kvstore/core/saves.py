@@ -9,7 +9,7 @@ Invariants (`validate`): `ssd_waiting_bytes` and `blob_waiting_bytes` count exac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from contracts.kv import KEY_BYTES, KvShape
 from kvstore.core.capacity import Capacity
@@ -71,6 +71,7 @@ class Saves:
         #: chunks to write when the tier is idle, oldest first
         self._owed_ssd: dict[bytes, None] = {}
         self._owed_blob: dict[bytes, None] = {}
+        self._listing = 2  #: number of the current listing of blob
         self.ssd_waiting_bytes = 0
         self.blob_waiting_bytes = 0
 
@@ -266,13 +267,20 @@ class Saves:
             self._not_in_blob(chunk, "blob_writes_skipped" if outcome in _SKIPPED else "blob_write_failures")
         self.pay()
 
-    def catch_up(self, fingerprint: bytes, present: Set[bytes]) -> None:
-        """Owe blob the named chunks on the SSD that are not among `present`, its listing."""
+    def backed(self, present: Iterable[bytes]) -> None:
+        """The current listing of blob has these chunks."""
+        for key in present:
+            chunk = self._index.chunks.get(key)
+            if chunk is not None:
+                chunk.backed = self._listing
+
+    def catch_up(self, fingerprint: bytes) -> None:
+        """The current listing has ended: owe blob the model's named chunks on the SSD that it did not have."""
         for key, chunk in self._index.chunks.items():
-            named = key in self._index.names and chunk.shape.fingerprint == fingerprint
-            chunk.backed = chunk.backed or key in present
-            if named and key not in present and chunk.ssd is CopyState.PRESENT and chunk.blob in _LACKING:
+            lacks = chunk.backed != self._listing and chunk.shape.fingerprint == fingerprint
+            if lacks and key in self._index.names and chunk.ssd is CopyState.PRESENT and chunk.blob in _LACKING:
                 self._owed_blob[key] = None
+        self._listing += 1
         self.pay()
 
     def pay(self) -> None:

@@ -183,8 +183,10 @@ class Store:
             case ev.BlobWritten():
                 self.saves.blob_written(event)
             case ev.BlobListed():
-                self.saves.catch_up(event.fingerprint, event.keys)
-                self.capacity.trim(event.now)
+                self.saves.backed(event.keys)
+                if event.complete:
+                    self.saves.catch_up(event.fingerprint)
+                    self.capacity.trim(event.now)
             case ev.TierSized(tier="ssd"):
                 self.capacity.limit_bytes = event.limit_bytes
             case ev.TierSized():
@@ -252,19 +254,26 @@ class Store:
                 chunk, layer = choices[self._numbers % len(choices)]
                 where = rank(ev.LoadKind.PEER, layer=0, priority=0, arrival=now, order=0, position=0)
                 self.fetches.plan(
-                    ev.SourceKind.SSD, chunk.shape, [(chunk, layer, 0, chunk.ssd_sums[layer])], where, ev.LoadKind.PEER
+                    ev.SourceKind.SSD,
+                    chunk.shape,
+                    [(chunk, layer, 0, chunk.ssd_expected[layer])],
+                    where,
+                    ev.LoadKind.PEER,
                 )
                 return
         self._out.append(do.TryTier(tier, max((s.chunk_bytes for s in self.index.shapes.values()), default=1 << 20)))
 
     def _recovered(self, event: ev.Recovered) -> None:
         self._has_recovered = True
+        for shape, keys in event.listed:
+            known = self.index.shapes.setdefault(shape.fingerprint, shape)
+            self.index.add_listed(known if known == shape else shape, keys)
         for copy in event.copies:
             self.index.shapes.setdefault(copy.shape.fingerprint, copy.shape)
             chunk = self.index.chunk(copy.key, copy.shape)
             if chunk is not None and chunk.ssd in (CopyState.ABSENT, CopyState.SKIPPED):
                 self.index.set_copy(chunk, "ssd", CopyState.PRESENT, copy.checksums, copy.encoded_bytes)
-        self.erasure.recovered(event.copies)
+        self.erasure.recovered()
 
     # ---- sessions
 

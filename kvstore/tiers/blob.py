@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,16 @@ from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.metrics import count
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.catalogue import Catalogue, Row, Seen
 from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs, count_unreadable
 from kvstore.tiers.encoded import Opened, decode_pieces
 from kvstore.tiers.format import BLOCK, RAW, Header, decode_header, header_length, raw_layout
 from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
-from kvstore.tiers.objects import Objects
+from kvstore.tiers.objects import Listed, Objects
 from kvstore.tiers.owner import owner
-from kvstore.tiers.remembered import Remembered
 from kvstore.tiers.session_keys import SessionKeys
-from kvstore.tiers.ssd import folder_name
+from kvstore.tiers.ssd_recovery import folder_name
 from kvstore.tiers.tombstones import TombstoneTier
 
 #: Most header reads for loads at a time.
@@ -44,8 +43,6 @@ PATIENT_S = 1.0
 _TRIAL_PATH = "trials"
 #: Most encoded or encrypted objects whose header is remembered; others cost a failed read and one of the header.
 _FORMS_LIMIT = 1 << 15
-#: Most manifests kept from one listing to the next. Others are read again each time.
-_REMEMBERED = 100_000
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
 _FOLDER_NAME = re.compile("[0-9a-f]{16}")
 
@@ -58,14 +55,22 @@ def chunk_path(key: bytes, fingerprint: bytes) -> str:
 class BlobTier:
     """See the module. Used from one event loop."""
 
-    def __init__(self, store: Any, arena: Arena, keys: ClusterKeys, codecs: Codecs | None = None) -> None:
+    def __init__(
+        self,
+        store: Any,
+        arena: Arena,
+        keys: ClusterKeys,
+        codecs: Codecs | None = None,
+        catalogue: Catalogue | None = None,
+    ) -> None:
+        """catalogue: keeps manifests from one listing to the next; None: each listing reads all of them."""
         self._objects = Objects(store)
         self._keys = keys
         self._probes = asyncio.Semaphore(_PROBES)
         self._arena = arena
         self._codecs = codecs or Codecs()
         self._forms: dict[bytes, Header] = {}  #: of objects last seen encoded or encrypted; others are assumed neither
-        self._manifests = Remembered(self._objects, partial(decode_manifest, keys), _REMEMBERED)
+        self._catalogue = catalogue
         self.tombstones = TombstoneTier(self._objects, keys)
         self.session_keys = SessionKeys(self._objects, keys)
 
@@ -253,18 +258,11 @@ class BlobTier:
         """Remove the object; nothing when there is none or the store does not answer."""
         await self._objects.delete(chunk_path(key, fingerprint))
 
-    async def list_chunks(self, fingerprint: bytes, known: Container[bytes]) -> set[bytes] | None:
-        """Which of the `known` keys the store has as chunks of the model; None when it does not answer."""
-        keys: set[bytes] = set()
-        try:
-            async for names in self._objects.names(f"chunks/{folder_name(fingerprint)}/"):
-                listed = (
-                    bytes.fromhex(name) for name in (n.rpartition("/")[2] for n in names) if _CHUNK_NAME.fullmatch(name)
-                )
-                keys.update(key for key in listed if key in known)
-        except Exception:
-            return None
-        return keys
+    async def list_chunks(self, fingerprint: bytes) -> AsyncIterator[list[bytes]]:
+        """Yields the keys that the store has as chunks of the model, in pages. Raises when the store fails."""
+        async for names in self._objects.names(f"chunks/{folder_name(fingerprint)}/"):
+            found = (name.rpartition("/")[2] for name in names)
+            yield [bytes.fromhex(name) for name in found if _CHUNK_NAME.fullmatch(name)]
 
     # ---- manifests
 
@@ -330,13 +328,18 @@ class BlobTier:
                 yield fingerprint, keys
 
     async def manifests(self) -> AsyncIterator[list[Manifest]]:
-        """Yields all sessions' manifests in pages; unchanged ones may come from memory. Skips damaged ones and those
+        """Yields all sessions' manifests in pages; unchanged ones come from the catalogue. Skips damaged ones and those
         deleted meanwhile. Raises OSError when one cannot be read or the listing is incomplete."""
-        self._manifests.begin()
+        seen, catalogue = Seen(), self._catalogue
         try:
             async for page in self._objects.listed(PREFIX + "/"):
-                read = await self._manifests.read(page)
-                yield [m for m in read if isinstance(m, Manifest)]
+                known = await catalogue.known(page, seen) if catalogue is not None else {}
+                new = [item for item in page if item.path not in known]
+                read = await asyncio.gather(*(self._manifest_row(item) for item in new), return_exceptions=True)
+                rows = [row for row in read if isinstance(row, Row)]
+                if catalogue is not None:
+                    await catalogue.note(rows, seen)
+                yield [*known.values(), *(row.manifest for row in rows)]
                 for failed in read:
                     if isinstance(failed, BaseException) and not isinstance(failed, _GONE):
                         raise OSError(f"a manifest cannot be read: {failed!r}") from failed
@@ -344,7 +347,13 @@ class BlobTier:
             raise
         except Exception as e:
             raise OSError(f"the sessions cannot be listed: {e!r}") from e
-        self._manifests.complete()
+        if catalogue is not None:
+            await catalogue.complete(seen)
+
+    async def _manifest_row(self, item: Listed) -> Row:
+        async with self._objects.looks:
+            data = await self._objects.get(item.path)
+        return Row(item, decode_manifest(self._keys, item.path, data), data)
 
 
 #: Errors for an object that is listed but deleted meanwhile, or damaged.

@@ -5,8 +5,8 @@ Their bytes differ from the arena's, so plain calls move them, through the page 
 The headers of encrypted files are read with their pieces, because in memory they would take more than all else that is
 known of a chunk.
 
-Invariant: `_headers` has exactly the files that are in place, encoded but not encrypted, and readable by this process;
-`_sealed` those that are encrypted.
+Invariant: of the files that are in place, readable by this process, and not merely listed (ssd_recovery.py), `_headers`
+has exactly those that are encoded but not encrypted, and `_sealed` those that are encrypted.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from contracts.errors import PieceLost
+from kvstore.core.chunk import UNREAD
 from kvstore.core.events import Fault
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.metrics import log
@@ -77,8 +79,13 @@ class EncodedFiles:
         """Whether the chunk's file is read here."""
         return key in self._headers or key in self._sealed
 
+    @property
+    def encodes(self) -> bool:
+        """Whether new files go through a codec."""
+        return self._codec is not None
+
     def found(self, header: Header) -> bool:
-        """At recovery: whether this process can read the file. It is kept either way."""
+        """A file's header was read: whether this process can read the file. It is kept either way."""
         if header.layout.codec != RAW and self._codecs.find(header.layout.codec) is None:
             count_unreadable()
             return False
@@ -143,6 +150,7 @@ class EncodedFiles:
         opened = self._opened(header)
         if isinstance(opened, Fault):
             return dict.fromkeys(every, opened)
+        pieces = [replace(p, checksum=header.checksums[p.layer]) if p.checksum == UNREAD else p for p in pieces]
         return decode_pieces(self._arena, opened, header, pieces, stored, start, sums)
 
     def _opened(self, header: Header) -> Opened | Fault:

@@ -18,7 +18,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KEY_BYTES
 from kvstore.tiers.manifests import manifest_path
 from kvstore.tiers.objects import Objects
-from kvstore.tiers.ssd import folder_name
+from kvstore.tiers.ssd_recovery import folder_name
 
 _PREFIXES = ("chunks/", "manifests/", "tombstones/", "confirmed/")
 #: A rolling upgrade must not take longer.

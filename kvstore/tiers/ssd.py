@@ -1,8 +1,10 @@
 """The SSD tier: one file per chunk, `ssd/<first half of the fingerprint>/<key>`, written in group commits and recovered
-from headers.
+from names (ssd_recovery.py).
 
 A chunk is visible only when it is complete and durable: it is written under a temporary name, synced, renamed, and its
 directory synced, many chunks at a time. Recovery deletes incomplete files.
+
+A file that recovery only listed is not trusted: its header is read and checked before a piece of it is.
 
 Files bypass the page cache where the file system allows it and pieces are whole pages: the arena is the cache
 (docs/design/0001). Threads of their own read, keep many reads in flight and verify each as it ends.
@@ -11,51 +13,41 @@ Files bypass the page cache where the file system allows it and pieces are whole
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 from contracts.errors import ConfigError, PieceLost
 from contracts.kv import KvShape
-from kvstore.core.events import Fault, FoundCopy, Wrote
+from kvstore.core.chunk import UNREAD
+from kvstore.core.events import Fault, Wrote
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.durability import sync_file, sync_folder, write_outcome
-from kvstore.tiers.encoded import StoredChunk, read_header, refuted, views, write_object
+from kvstore.tiers.encoded import StoredChunk, refuted, views, write_object
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
-from kvstore.tiers.format import BLOCK, RAW, Header, encode_header, object_bytes, piece_offset, raw_layout
+from kvstore.tiers.format import BLOCK, Header, encode_header, object_bytes, piece_offset, raw_layout
 from kvstore.tiers.sealing import SessionSecret
-from kvstore.tiers.ssd_reads import Done, Read, Reads
+from kvstore.tiers.ssd_reads import Done, Read, Reads, fault_of
+from kvstore.tiers.ssd_recovery import Recovery, folder_name, header_of, recover
 
 _TEMPORARY = ".part"
-_SYNC_THREADS = _PREPARING_THREADS = 4
+_SYNC_THREADS = _PREPARING_THREADS = _HEADER_THREADS = 4
+#: Most chunks whose digests are kept after their header was read; of others it is read again.
+_HEADERS_KEPT = 1 << 16
 _TRIAL_BLOCK = 1 << 20
 #: Longest pause between two polls of running writes.
 _LONGEST_PAUSE_S = 0.002
-
-
-def folder_name(fingerprint: bytes) -> str:
-    """The part of a chunk's path that names its model, on disk and in blob."""
-    return fingerprint.hex()[:16]
-
-
-@dataclass(slots=True)
-class Recovery:
-    """What recovery found: chunks, and the number of deleted files."""
-
-    copies: list[FoundCopy]
-    deleted: int
 
 
 class SsdTier:
@@ -81,6 +73,8 @@ class SsdTier:
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
         self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="ssd-prepare")
+        self._header_readers = ThreadPoolExecutor(_HEADER_THREADS, thread_name_prefix="ssd-header")
+        self._digests: dict[bytes, tuple[int, ...]] = {}  #: from headers of files that were only listed, latest last
         self._folders: dict[bytes, str] = {}  #: by fingerprint, cached because every read needs it
         self._direct_wanted = direct
         self.direct = False
@@ -110,49 +104,10 @@ class SsdTier:
         return self.root / folder_name(fingerprint) / key.hex()
 
     def recover(self) -> Recovery:
-        """Read every header; delete temporary, foreign, short and damaged files. Raises OSError when the directory
-        cannot be made or read.
-
-        A file that cannot be read now is kept but not served.
-        """
+        """List the files; delete temporary and foreign ones. Raises OSError when the directory cannot be made or
+        read."""
         self._open()
-        recovery = Recovery([], 0)
-        for path in self._files():
-            reach("recover.between_files")
-            try:
-                found = self._recover_one(path)
-            except OSError as e:
-                if e.errno != errno.ELOOP:
-                    continue
-            except (PieceLost, ValueError):
-                pass
-            else:
-                if self.encoded.found(found):
-                    encoded_bytes = found.layout.object_bytes if found.layout.codec != RAW else 0
-                    recovery.copies.append(FoundCopy(found.key, found.shape, found.checksums, encoded_bytes))
-                continue
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-                recovery.deleted += 1
-        return recovery
-
-    def _files(self) -> Iterator[Path]:
-        for folder in sorted(p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()):
-            with os.scandir(folder) as entries:
-                files = sorted((e.inode(), e.path) for e in entries if not e.is_dir(follow_symlinks=False))
-            # By inode: close to the order on the disk.
-            yield from (Path(path) for _, path in files)
-
-    def _recover_one(self, path: Path) -> Header:
-        key_named = bytes.fromhex(path.name)
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            found = read_header(self._keys, fd)
-            if found.key != key_named or folder_name(found.shape.fingerprint) != path.parent.name:
-                raise PieceLost("name or model do not match the header")
-        finally:
-            os.close(fd)
-        return found
+        return recover(self.root, self._keys, self.encoded)
 
     def read(
         self, shape: KvShape, pieces: Sequence[FetchPiece], sums: dict[int, int] | None = None
@@ -179,19 +134,47 @@ class SsdTier:
         key, sums = pieces[0].key, {} if sums is None else sums
         if self.encoded.has(key):
             self.encoded.begin_read(self.path(key, shape.fingerprint), key, pieces, sums, done, given_up)
-            return
-        self._reads.begin(Read(shape, pieces, done, sums, given_up))
+        elif pieces[0].checksum != UNREAD:
+            self._reads.begin(Read(shape, pieces, done, sums, given_up))
+        elif (digests := self._digests.get(key)) is not None:
+            self._reads.begin(Read(shape, _expecting(digests, pieces), done, sums, given_up))
+        else:
+            self._header_readers.submit(self._begin_unread, shape, pieces, done, sums, given_up)
 
-    def header(self, key: bytes, fingerprint: bytes) -> Header:
-        """The header of the chunk's file, read from it. Raises PieceLost, OSError."""
-        fd = os.open(self.path(key, fingerprint), os.O_RDONLY | os.O_NOFOLLOW)
+    def _begin_unread(
+        self,
+        shape: KvShape,
+        pieces: Sequence[FetchPiece],
+        done: Done,
+        sums: dict[int, int],
+        given_up: Callable[[], bool],
+    ) -> None:
+        """Read and check the header of a file that was only listed, then begin the read. On a thread of its own."""
+        key = pieces[0].key
         try:
-            header = read_header(self._keys, fd)
-        finally:
-            os.close(fd)
-        if header.key != key:
-            raise PieceLost("the header names another chunk")
-        return header
+            header = self.header(key, shape)
+            # A file that this process cannot decode is as good as missing, and stays.
+            fault = None if self.encoded.found(header) else Fault.MISSING
+            if given_up():
+                fault = Fault.CANCELLED
+        except Exception as e:
+            fault = fault_of(e, opened=True)
+        if fault is not None:
+            done(dict.fromkeys(range(len(pieces)), fault))
+        elif self.encoded.has(key):
+            self.encoded.begin_read(self.path(key, shape.fingerprint), key, pieces, sums, done, given_up)
+        else:
+            while len(self._digests) >= _HEADERS_KEPT:
+                self._digests.pop(next(iter(self._digests)), None)
+            self._digests[key] = header.checksums
+            self._reads.begin(Read(shape, _expecting(header.checksums, pieces), done, sums, given_up))
+
+    def header(self, key: bytes, shape: KvShape) -> Header:
+        """The header of the chunk's file, read and checked. Raises PieceLost, OSError."""
+        found = header_of(self._keys, self.path(key, shape.fingerprint))
+        if found.shape != shape:
+            raise PieceLost("the header has another shape")
+        return found
 
     def _open_chunk(self, key: bytes, shape: KvShape) -> int:
         folder = self._folders.get(shape.fingerprint)
@@ -269,6 +252,7 @@ class SsdTier:
                     continue
                 del temporary[i]
                 self.encoded.settle(chunks[i].key)
+                self._digests.pop(chunks[i].key, None)
                 reach("ssd.renamed")
                 folders.add(final.parent)
                 done[i] = Wrote.OK
@@ -372,11 +356,18 @@ class SsdTier:
         reach("ssd.before_delete")
         self.path(key, fingerprint).unlink(missing_ok=True)
         self.encoded.forget(key)
+        self._digests.pop(key, None)
         reach("ssd.after_delete")
 
     def close(self) -> None:
         """Stop the threads."""
         self._reads.close()
         self.encoded.close()
+        self._header_readers.shutdown(wait=False)
         self._sync.shutdown(wait=False)
         self._preparing.shutdown(wait=False)
+
+
+def _expecting(digests: Sequence[int], pieces: Sequence[FetchPiece]) -> list[FetchPiece]:
+    """The pieces, to be verified with a header's digests."""
+    return [replace(p, checksum=digests[p.layer]) for p in pieces]

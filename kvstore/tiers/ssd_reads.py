@@ -221,18 +221,22 @@ class Reads:
     def _end_bad(self, read: Read, error: Exception) -> None:
         if read.fd >= 0:
             os.close(read.fd)
-        match error:
-            case FileNotFoundError():
-                faults = read.all(Fault.MISSING)
-            case PieceLost():
-                faults = read.all(Fault.CORRUPT)
-            case OSError(errno=errno.EIO) if read.fd >= 0:
-                faults = read.all(Fault.MEDIUM)
-            case _:
-                if not isinstance(error, OSError):
-                    log.error("a read of the SSD failed unexpectedly", exc_info=error)
-                faults = read.all(Fault.UNAVAILABLE)
-        read.done(faults)
+        read.done(read.all(fault_of(error, opened=read.fd >= 0)))
+
+
+def fault_of(error: Exception, *, opened: bool) -> Fault:
+    """The fault of pieces whose read failed with this error. opened: whether their file could be opened."""
+    match error:
+        case FileNotFoundError():
+            return Fault.MISSING
+        case PieceLost():
+            return Fault.CORRUPT
+        case OSError(errno=errno.EIO) if opened:
+            return Fault.MEDIUM
+        case OSError():
+            return Fault.UNAVAILABLE
+    log.error("a read of the SSD failed unexpectedly", exc_info=error)
+    return Fault.UNAVAILABLE
 
 
 def _bytes(read: Read) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
+from scheduler.core.listing import Listing
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class Directory:
         self._sessions: dict[SessionKey, Session] = {}
         self._by_node: dict[str, set[SessionKey]] = {}
         self._unheld: dict[SessionKey, None] = {}
+        self._listing = Listing()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -94,7 +96,9 @@ class Directory:
             if not held.tokens:
                 return
             session = self._sessions[key] = Session(key, model, tokens_total, last_use_s)
+            self._listing.add(key, last_use_s)
         elif tokens_total and _newer(session, node, last_use_s, joining):
+            self._listing.used(key, session.last_use_s, last_use_s)
             session.model, session.tokens, session.last_use_s = model, tokens_total, last_use_s
         if held.tokens:
             session.holders[node] = held
@@ -132,7 +136,20 @@ class Directory:
         while len(self._unheld) > _UNHELD:
             self._drop(next(iter(self._unheld)))
 
+    def page(self, tenant: str, limit: int, after: str, *, by_id: bool) -> list[Session] | None:
+        """A page of a tenant's sessions, or of all; None if it is to begin after an unknown session (never by id)."""
+        place = None
+        if after and by_id:
+            place = 0.0, after
+        elif after:
+            known = self._sessions.get(SessionKey(tenant, after))
+            if known is None:
+                return None
+            place = -known.last_use_s, after
+        return [self._sessions[key] for key in self._listing.page(tenant, limit, place, by_id=by_id)]
+
     def _drop(self, key: SessionKey) -> None:
+        self._listing.remove(key, self._sessions[key].last_use_s)
         del self._sessions[key]
         self._unheld.pop(key, None)
 
@@ -146,6 +163,7 @@ class Directory:
             for key in keys:
                 assert node in self._sessions[key].holders
         assert self._unheld.keys() <= self._sessions.keys()
+        self._listing.validate({key: session.last_use_s for key, session in self._sessions.items()})
 
 
 def _newer(session: Session, node: str, last_use_s: float, joining: bool) -> bool:

@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import obstore
 import pytest
+from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
 from contracts.errors import ConfigError
@@ -20,11 +22,13 @@ from kvstore.core.events import Fault
 from kvstore.core.instructions import WriteSsd
 from kvstore.core.tombstone import Tombstone
 from kvstore.tiers.blob import BlobTier, chunk_path
+from kvstore.tiers.catalogue import Catalogue
 from kvstore.tiers.format import object_bytes, piece_offset
-from kvstore.tiers.manifests import manifest_path
+from kvstore.tiers.manifests import decode_manifest, manifest_path
 from kvstore.tiers.objects import open_store
 from kvstore.tiers.staged import remove_staged
 from kvstore.tiers.tombstones import confirmed_by_all
+from runtime.clock import RealClock
 from tests.blob_servers import BlobServer, azurite, azurite_command, gcs, moto_s3, rclone_s3
 from tests.kvstore.tier_harness import (
     BIG,
@@ -77,8 +81,10 @@ def store(server: BlobServer, tmp_path: Path):
 
 
 @pytest.fixture
-def blob(store, arena) -> BlobTier:
-    return BlobTier(store, arena, KEYS)
+def blob(store, arena, tmp_path) -> Iterator[BlobTier]:
+    catalogue = Catalogue(tmp_path / "sessions.sqlite", "", partial(decode_manifest, KEYS), RealClock())
+    yield BlobTier(store, arena, KEYS, None, catalogue)
+    catalogue.close()
 
 
 async def put(blob: BlobTier, arena, write: WriteSsd) -> None:
@@ -189,7 +195,7 @@ async def test_a_header_of_another_chunk_or_of_none_deletes_the_object(blob, are
     for nonsense in (other, b"\0" * len(other), os.urandom(len(other))):
         await blob.write(KEY, SHAPE.fingerprint, nonsense)
         assert await blob.probe(KEY, SHAPE.fingerprint) is None
-        assert await blob.list_chunks(SHAPE.fingerprint, ()) == set()
+        assert not [page async for page in blob.list_chunks(SHAPE.fingerprint)]
 
 
 async def test_calls_at_the_same_time_do_not_mix(blob, arena):
@@ -229,9 +235,8 @@ async def test_chunks_are_listed_by_model_completely_or_not_at_all(blob, arena):
     data = object_of(arena, written(arena))
     await asyncio.gather(*(blob.write(key, SHAPE.fingerprint, data) for key in keys))
     await blob.write(KEY, b"another model".ljust(32), data)
-    assert await blob.list_chunks(SHAPE.fingerprint, keys) == keys
-    assert await blob.list_chunks(SHAPE.fingerprint, {*list(keys)[:3], b"x" * 32}) == set(list(keys)[:3])
-    assert await blob.list_chunks(b"no model".ljust(32), keys) == set()
+    assert {key async for page in blob.list_chunks(SHAPE.fingerprint) for key in page} == keys
+    assert not [page async for page in blob.list_chunks(b"no model".ljust(32))]
 
 
 # ---- manifests
@@ -335,7 +340,8 @@ async def test_a_store_that_is_not_there_is_a_miss_in_bounded_time(arena, tmp_pa
         assert await away.get_manifest(SESSIONS[0]) is None
         assert set((await away.read(SHAPE, wanted(arena, written(arena), range(5)))).values()) == {Fault.UNAVAILABLE}
         assert not await away.write(KEY, SHAPE.fingerprint, b"x")
-        assert await away.list_chunks(SHAPE.fingerprint, ()) is None
+        with pytest.raises(GenericError):
+            await anext(away.list_chunks(SHAPE.fingerprint))
         with pytest.raises(OSError, match="cannot be listed"):
             await all_manifests(away)
         assert not (await away.tombstones.list_all()).complete and await away.tombstones.list_confirmed() is None

@@ -11,7 +11,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
-from kvstore.core.chunk import stored_bytes
+from kvstore.core.chunk import UNREAD, stored_bytes
 from kvstore.core.store import Store
 from kvstore.core.tombstone import Tombstone
 
@@ -136,11 +136,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ---- what happens
 
-    @initialize(recovered=st.booleans())
-    def begin(self, recovered: bool) -> None:
-        if recovered:
-            copies = [ev.FoundCopy(k, shape_of(s), sums(k, shape_of(s))) for s in SESSIONS[:1] for k in CHAINS[s]]
-            self.send(ev.Recovered(copies))
+    @initialize(read=st.integers(0, 3), listed=st.integers(0, 3))
+    def begin(self, read: int, listed: int) -> None:
+        if read + listed:
+            shape, chain = shape_of(SESSIONS[0]), CHAINS[SESSIONS[0]]
+            copies = [ev.FoundCopy(k, shape, sums(k, shape)) for k in chain[:read]]
+            self.send(ev.Recovered(copies, [(shape, chain[read : read + listed])]))
         self.send(ev.TierSized("ssd", SSD_BYTES, self.later(0.01)))
         for worker in WORKERS:
             self.send(ev.ShapesDeclared(worker, SHAPES, self.later(0.01)))
@@ -201,7 +202,10 @@ class StoreMachine(RuleBasedStateMachine):
             case do.Fetch() if i.fetch in self.taken_back and data.draw(st.booleans()):
                 self.forget(i.fetch)
                 came = data.draw(st.integers(0, len(i.pieces)))
-                self.send(ev.FetchDone(i.fetch, dict.fromkeys(range(came, len(i.pieces)), ev.Fault.CANCELLED), now))
+                read = {n: 7 for n in range(came) if i.pieces[n].checksum == UNREAD}
+                self.send(
+                    ev.FetchDone(i.fetch, dict.fromkeys(range(came, len(i.pieces)), ev.Fault.CANCELLED), now, read)
+                )
             case do.Fetch():
                 self.forget(i.fetch)
                 bad = (
@@ -209,7 +213,10 @@ class StoreMachine(RuleBasedStateMachine):
                     if data.draw(st.integers(0, 3)) == 0
                     else []
                 )
-                self.send(ev.FetchDone(i.fetch, {b: data.draw(st.sampled_from(list(ev.Fault))) for b in bad}, now))
+                read = {n: 7 for n, p in enumerate(i.pieces) if p.checksum == UNREAD and n not in bad}
+                self.send(
+                    ev.FetchDone(i.fetch, {b: data.draw(st.sampled_from(list(ev.Fault))) for b in bad}, now, read)
+                )
             case do.Probe():
                 event = self.wanted.get(i.load)
                 shape = self.shape(event) if event else SHAPES[0]
@@ -223,7 +230,8 @@ class StoreMachine(RuleBasedStateMachine):
                 outcome, encoded = data.draw(st.sampled_from(list(ev.Wrote))), data.draw(st.sampled_from([0, 4096]))
                 self.send(ev.SsdWritten(i.key, outcome, now, (), encoded if outcome is ev.Wrote.OK else 0))
             case do.WriteBlob():
-                self.send(ev.BlobWritten(i.key, data.draw(st.sampled_from(list(ev.Wrote))), now))
+                read = i.checksums or sums(i.key, i.shape)
+                self.send(ev.BlobWritten(i.key, data.draw(st.sampled_from(list(ev.Wrote))), now, read))
             case do.FetchManifest():
                 manifest = self.manifest(i.session, 6) if data.draw(st.booleans()) else None
                 self.send(ev.ManifestFetched(i.session, manifest, now))
@@ -376,13 +384,13 @@ class StoreMachine(RuleBasedStateMachine):
                 match i:
                     case do.Fetch():
                         self.forget(i.fetch)
-                        self.send(ev.FetchDone(i.fetch, {}, self.now))
+                        self.send(ev.FetchDone(i.fetch, {}, self.now, dict.fromkeys(range(len(i.pieces)), 7)))
                     case do.Sum():
                         self.send(ev.Summed(i.key, sums(i.key, i.shape), self.now))
                     case do.WriteSsd():
                         self.send(ev.SsdWritten(i.key, ev.Wrote.OK, self.now))
                     case do.WriteBlob():
-                        self.send(ev.BlobWritten(i.key, ev.Wrote.OK, self.now))
+                        self.send(ev.BlobWritten(i.key, ev.Wrote.OK, self.now, i.checksums or sums(i.key, i.shape)))
         self.store.validate()
         assert not self.store.saves.waiting_bytes
         assert self.store.ledger.idle

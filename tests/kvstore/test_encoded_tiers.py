@@ -155,7 +155,7 @@ def test_damage_in_the_arena_gets_no_good_checksum_by_being_encoded(tmp_path, ar
     arena.view[write.offsets[2] + 5] ^= 1
     ssd = make_ssd(tmp_path, arena, Upper())
     assert ssd.write([write]) == [Wrote.OK]
-    sums = ssd.header(KEY, SHAPE.fingerprint).checksums
+    sums = ssd.header(KEY, SHAPE).checksums
     assert ssd.read(SHAPE, wanted(arena, write, range(5), sums=sums)) == {2: Fault.CORRUPT}
 
 

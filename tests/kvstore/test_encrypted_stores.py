@@ -63,6 +63,18 @@ async def test_an_encrypted_session_returns_from_the_ssd_from_blob_and_to_anothe
         assert_pieces(await other.load(SHAPE, list(chunks), session=session("s")), SHAPE, chunks)
 
 
+async def test_a_file_that_a_start_only_listed_comes_back_once_its_header_has_named_the_key(make_stack):
+    stack, chunks = make_stack(encrypt=True, nodes=1), make_chunks(SHAPE, 3)
+    stack.start(0)
+    async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+        await save(worker, "s", chunks)
+    stack.signal(0, signal.SIGKILL)
+    shutil.rmtree(blob(stack) / "chunks")  # so that only the SSD has them
+    stack.start(0)
+    async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+        assert_pieces(await worker.load(SHAPE, list(chunks), session=session("s")), SHAPE, chunks)
+
+
 async def test_a_hint_returns_the_note_that_only_its_worker_may_read(make_stack):
     stack, chunks, note = make_stack(encrypt=True, nodes=1), make_chunks(SHAPE, 2), b"tokens of the conversation"
     async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,8 @@ from kvstore.core import instructions as do
 from kvstore.core.named import Named
 from kvstore.core.store import Store
 from kvstore.tiers.blob import BlobTier, chunk_path
-from kvstore.tiers.manifests import encode_manifest, manifest_path
+from kvstore.tiers.catalogue import Catalogue
+from kvstore.tiers.manifests import decode_manifest, encode_manifest, manifest_path
 from kvstore.tiers.objects import Objects
 from kvstore.tiers.older_formats import OlderFormats
 from kvstore.tiers.tombstones import Listing
@@ -40,11 +42,13 @@ class Sweeper:
     """What upkeep needs of a node: a core that keeps few manifests, and a blob tier. Deletions are carried out at
     once."""
 
-    def __init__(self, store: object, most_sessions: int) -> None:
+    def __init__(self, store: object, most_sessions: int, folder: Path) -> None:
         self.clock = RealClock()
+        self.catalogue = Catalogue(folder / "sessions.sqlite", "", partial(decode_manifest, KEYS), self.clock)
+        self.write_back = SimpleNamespace(pending=0)
         self.name, self.confirms, self.deployment = "node-0", False, ["node-0"]
         self.store = Store("node-0", 1 << 20, write_back_limit_bytes=1 << 20, most_sessions=most_sessions)
-        self.blob = BlobTier(store, SimpleNamespace(), KEYS)  # type: ignore[arg-type]
+        self.blob = BlobTier(store, SimpleNamespace(), KEYS, None, self.catalogue)  # type: ignore[arg-type]
         self.older = OlderFormats(Objects(MemoryStore()))
         self.deleted: list[bytes] = []
         self.most_kept = 0
@@ -82,10 +86,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> object:
 
 
 async def test_a_sweep_of_more_sessions_than_are_kept_takes_every_orphan_and_nothing_that_a_session_names(
-    store,
+    store, tmp_path
 ) -> None:
     orphans = await fill(store, 2500)
-    node = Sweeper(store, most_sessions=1000)
+    node = Sweeper(store, 1000, tmp_path)
     for _ in range(3):
         await upkeep.sweep_once(node, -60.0)
     assert sorted(node.deleted) == sorted(orphans)
@@ -93,10 +97,10 @@ async def test_a_sweep_of_more_sessions_than_are_kept_takes_every_orphan_and_not
     node.store.validate()
 
 
-async def test_sessions_expire_though_there_are_more_than_are_kept(store, monkeypatch) -> None:
+async def test_sessions_expire_though_there_are_more_than_are_kept(store, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(upkeep, "_CLOCKS_DIFFER_S", 0.0)
     await fill(store, 300)
-    node = Sweeper(store, most_sessions=100)
+    node = Sweeper(store, 100, tmp_path)
     unchanged = upkeep.Unchanged()
     wall = node.clock.wall
     limit = wall() - (1e9 + 250)
@@ -127,11 +131,11 @@ def test_what_was_named_is_never_taken_for_nobodys() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-async def test_a_sweep_of_a_million_sessions(capsys) -> None:
+async def test_a_sweep_of_a_million_sessions(capsys, tmp_path) -> None:
     memory = MemoryStore()
     sessions = 1_000_000
     orphans = await fill(memory, sessions)
-    node = Sweeper(memory, most_sessions=100_000)
+    node = Sweeper(memory, 100_000, tmp_path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
     for _ in range(3):

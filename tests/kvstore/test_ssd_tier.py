@@ -7,16 +7,20 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
+from kvstore.core.chunk import UNREAD
 from kvstore.core.events import Fault, Wrote
+from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.tiers import page_cache
+from kvstore.tiers import ssd as ssd_module
 from kvstore.tiers.file_io import ThreadFileIo, direct_works
-from kvstore.tiers.format import object_bytes, piece_offset
+from kvstore.tiers.format import Header, encode_header, object_bytes, piece_offset, raw_layout
 from kvstore.tiers.ssd import SsdTier
 from tests.kvstore.fake_tiers import FakeFileIo
 from tests.kvstore.tier_harness import (
@@ -27,7 +31,6 @@ from tests.kvstore.tier_harness import (
     SHAPE,
     arena,
     assert_same,
-    digests,
     file_io,
     wanted,
     written,
@@ -56,21 +59,71 @@ def test_a_chunk_comes_back_from_the_ssd_whole_and_in_parts(ssd, arena):
         assert_same(arena, write, pieces)
 
 
-def test_recovery_finds_what_is_whole_and_deletes_the_rest(ssd, arena):
-    good, short, flipped = written(arena), written(arena, b"s" * 32), written(arena, b"h" * 32)
-    assert ssd.write([good, short, flipped]) == [Wrote.OK] * 3
-    path = ssd.path(short.key, SHAPE.fingerprint)
-    os.truncate(path, object_bytes(SHAPE) - 1)
-    header = ssd.path(flipped.key, SHAPE.fingerprint)
+def damage(ssd: SsdTier, arena) -> dict[bytes, WriteSsd]:
+    """A good chunk, and by key: one that is short, one with a flipped bit in its header, one of another's name, and one
+    of another shape."""
+    made = {key: written(arena, key) for key in (KEY, b"s" * 32, b"h" * 32, b"r" * 32, b"l" * 32)}
+    assert ssd.write(list(made.values())) == [Wrote.OK] * 5
+    paths = {key: ssd.path(key, SHAPE.fingerprint) for key in made}
+    os.truncate(paths[b"s" * 32], object_bytes(SHAPE) - 1)
+    header = paths[b"h" * 32]
     header.write_bytes(header.read_bytes()[:40] + b"\x55" + header.read_bytes()[41:])
-    # another chunk's name
-    ssd.path(b"r" * 32, SHAPE.fingerprint).write_bytes(path.parent.joinpath(good.key.hex()).read_bytes())
-    (path.parent / "not-hexadecimal").write_bytes(b"")
-    (path.parent / (b"t" * 32).hex()).with_suffix(".part").write_bytes(b"torn")
+    paths[b"r" * 32].write_bytes(paths[KEY].read_bytes())
+    other = KvShape.of_heads(SHAPE.fingerprint, 5, 3, 17, 32, "float32")
+    paths[b"l" * 32].write_bytes(
+        encode_header(KEYS, Header(b"l" * 32, other, raw_layout(other), (0,) * 5)).ljust(object_bytes(other), b".")
+    )
+    return made
+
+
+def unread(pieces: list[FetchPiece]) -> list[FetchPiece]:
+    """The pieces as the core wants them of a file that was only listed."""
+    return [replace(p, checksum=UNREAD) for p in pieces]
+
+
+def test_recovery_lists_files_by_name_and_deletes_what_is_none(ssd, arena):
+    write = written(arena)
+    assert ssd.write([write]) == [Wrote.OK]
+    folder = ssd.path(KEY, SHAPE.fingerprint).parent
+    for name in ("not-hexadecimal", KEY.hex().upper(), KEY.hex()[2:], f"{OTHER_KEY.hex()}.part"):
+        (folder / name).write_bytes(b"torn")
+    (folder / OTHER_KEY.hex()).symlink_to(folder / KEY.hex())
+    os.mkfifo(folder / (b"p" * 32).hex())
     recovery = ssd.recover()
-    assert [(c.key, c.shape, c.checksums) for c in recovery.copies] == [(KEY, SHAPE, digests(arena, good))]
-    assert recovery.deleted == 5
-    assert [p.name for p in path.parent.iterdir()] == [KEY.hex()]
+    assert (recovery.listed, recovery.copies, recovery.deleted) == ([(SHAPE, [KEY])], [], 6)
+    assert [p.name for p in folder.iterdir()] == [KEY.hex()]
+
+
+def test_the_header_of_a_listed_file_is_checked_before_a_piece_of_it_is_served(ssd, arena):
+    writes = damage(ssd, arena)
+    for key, write in writes.items():
+        for layers in (range(5), [3]):
+            pieces, sums = unread(wanted(arena, write, layers)), {}
+            faults = ssd.read(SHAPE, pieces, sums)
+            if key == KEY:
+                assert (faults, sums) == ({}, {i: write.checksums[p.layer] for i, p in enumerate(pieces)})
+                assert_same(arena, write, pieces)
+            else:
+                assert set(faults.values()) == {Fault.CORRUPT} and not sums
+    ssd.delete(KEY, SHAPE.fingerprint)
+    assert ssd.read(SHAPE, unread(wanted(arena, writes[KEY], [0]))) == {0: Fault.MISSING}
+
+
+def test_where_headers_disagree_each_is_read_and_the_damaged_are_deleted(ssd, arena):
+    damage(ssd, arena)
+    recovery = ssd.recover()
+    assert recovery.listed == [] and recovery.deleted == 3
+    assert {c.key: c.shape.chunk_tokens for c in recovery.copies} == {KEY: 16, b"l" * 32: 32}
+
+
+def test_more_headers_than_are_kept_are_read_again(ssd, arena, monkeypatch):
+    monkeypatch.setattr(ssd_module, "_HEADERS_KEPT", 3)
+    writes = [written(arena, bytes([n]) * 32) for n in range(10)]
+    assert ssd.write(writes) == [Wrote.OK] * 10
+    for write in writes * 2:
+        assert ssd.read(SHAPE, unread(wanted(arena, write, range(5)))) == {}
+        assert_same(arena, write, wanted(arena, write, range(5)))
+    assert len(ssd._digests) == 3
 
 
 def test_a_flipped_bit_in_a_piece_is_that_pieces_fault_only(ssd, arena):
@@ -127,7 +180,8 @@ def test_pieces_of_whole_pages_come_back_past_the_page_cache_and_through_it(file
             arena.view[2 * MIB : 3 * MIB] = bytes(MIB)
             assert ssd.read(ROUND, pieces) == {}
             assert_same(arena, write, pieces)
-    assert {c.key for c in ssd.recover().copies} == {w.key for w in writes}
+    ((shape, keys),) = ssd.recover().listed
+    assert (shape, set(keys)) == (ROUND, {w.key for w in writes})
     ssd.close()
 
 

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from contracts.ids import SessionKey
+from scheduler.core import listing
 from scheduler.core.directory import Directory, Held
 from scheduler.core.erasures import Erasures, Word
-from scheduler.core.listing import Page
 
 S = SessionKey("t", "s")
 GONE, LEFT = Word(True, True, {}, 3), Word(False, True, {"blob": 2}, 3)
@@ -24,13 +24,8 @@ def directory(sessions: int) -> Directory:
 
 
 def page(of: Directory, limit: int, after: str, *, by_id: bool) -> list[str]:
-    found = Page("t", limit, after, by_id=by_id)
-    if not found.begin(of):
-        return ["unknown"]
-    everything = list(of)
-    for start in range(0, len(everything), 7):
-        found.look(everything[start : start + 7])
-    return [s.key.session_id for s in found.found()]
+    found = of.page("t", limit, after, by_id=by_id)
+    return ["unknown"] if found is None else [s.key.session_id for s in found]
 
 
 @pytest.mark.parametrize("by_id", [True, False])
@@ -41,6 +36,30 @@ def test_pages_together_have_every_session_of_the_tenant_once_and_in_order(by_id
         seen += part
     rank = (lambda s: s) if by_id else (lambda s: (-(int(s[1:]) // 3), s))
     assert seen == sorted((f"s{n:04}" for n in range(50)), key=rank)
+
+
+def test_a_list_of_all_tenants_is_merged() -> None:
+    found = [(s.key.session_id, s.key.tenant) for s in directory(10).page("", 15, "", by_id=True) or ()]
+    assert found == sorted((f"s{n:04}", tenant) for n in range(10) for tenant in ("other", "t"))[:15]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_holds_while_sessions_come_are_used_and_go(seed: int, monkeypatch) -> None:
+    monkeypatch.setattr(listing, "_BLOCK", 4)
+    order, of = random.Random(seed), Directory()
+    for _ in range(600):
+        key = SessionKey(order.choice("ab"), f"s{order.randrange(40)}")
+        tokens = order.choice([0, 64, 64])
+        of.report(order.choice(["n0", "n1"]), key, "m", order.choice([0, tokens]), order.randrange(50), Held(tokens, 1))
+        if order.random() < 0.1:
+            of.erase(key)
+        of.validate()
+        for by_id in (True, False):
+            every = [s.key for s in of.page("a", 1000, "", by_id=by_id) or ()]
+            assert set(every) == {s.key for s in of if s.key.tenant == "a"}
+            for n in range(0, len(every), 7):
+                part = of.page("a", 3, every[n].session_id, by_id=by_id) or []
+                assert [s.key for s in part] == every[n + 1 : n + 4]
 
 
 def test_a_page_by_id_begins_after_a_session_that_is_gone_and_the_other_order_says_that_it_cannot() -> None:
