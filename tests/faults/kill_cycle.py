@@ -34,7 +34,7 @@ from kvstore.tiers.objects import ROOT
 from kvstore.tiers.sealing import SessionSecret
 from kvstore.tiers.session_keys import decode_key
 from runtime.config_file import cluster_secret, dump_config, load_config
-from tests.kvstore.conftest import Stack
+from tests.faults.forks import ClockedStack
 from tests.kvstore.fake_scheduler import FakeScheduler
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_chunks, make_manifest, make_shape
 
@@ -94,13 +94,13 @@ class Lane:
             "nodes": {"base_port": first_port, "count": 2},
             "scheduler": {"port": first_port + 35},
             "gateway": {"port": first_port + 36},
-            "kv": {"dram_gib": 1 / 64, **kv},
+            "kv": {"dram_gib": 1 / 64, "orphan_grace_s": 1.0, **kv},
         }
         directory.mkdir(parents=True, exist_ok=True)
         config = load_config(None, overrides)
         file = directory / "config.yaml"
         file.write_text(dump_config(config))
-        self.stack = Stack(config, file)
+        self.stack = ClockedStack(config, file)
         self.data = config.data
         self.ssd = config.node(0).ssd
         self.blob = config.data / "blob" / ROOT

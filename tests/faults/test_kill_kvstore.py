@@ -1,8 +1,9 @@
 """A store that is killed with -9 at each failpoint, again and again: the next life serves no wrong byte and has lost
-nothing durable.
+nothing durable. Each life's wall clock is right or wrong by a month, either way.
 
-`make faults` kills it 25 times at each point, `make test` once at two of them. UPBEAT_FAULTS_SEED repeats a run's work
-(the timing is the machine's).
+`make faults` kills real processes 13 times at each point, with encryption and without, and 1,000 forked ones
+(UPBEAT_FAULTS_FORKS); `make test` one process at each of two points. UPBEAT_FAULTS_SEED repeats a run's work (the
+timing is the machine's).
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from pathlib import Path
 import pytest
 
 from kvstore.failpoints import POINTS
+from tests.faults.forks import Forks
 from tests.faults.kill_cycle import LIMIT_S, SHAPES, Known, Lane, Life, begin, check_files, prepare, until_death, verify
 from tests.kvstore.fake_scheduler import FakeScheduler
 from tests.kvstore.fake_worker import FakeWorker
 
 TIMES = 13
+FORKS = int(os.environ.get("UPBEAT_FAULTS_FORKS", 1000))
 LANES = 2
+WALL_DAYS = (-31, 0, 31)
 ROUNDS = 12
 SEED = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
 #: By which time at most each point is meant; what a few rounds of work reach with certainty.
@@ -95,6 +99,7 @@ async def cycle(lane: Lane, before: tuple[Path, Known], point: str, number: int)
     at = rng.randint(1, MOST[point])
     begin(lane, before[0])
     known = before[1].copy()
+    lane.stack.wall_days = rng.choice(WALL_DAYS)
     settings = {
         "failpoints": f'{{"{point}": "kill@{at}"}}',
         "file_io": rng.choice(["auto", "threads", "threads"]),
@@ -111,6 +116,7 @@ async def cycle(lane: Lane, before: tuple[Path, Known], point: str, number: int)
             lane.kill()
             check_files(lane, known)
             began = time.monotonic()
+            lane.stack.wall_days = rng.choice(WALL_DAYS)
             await lane.start(0, file_io="threads", transport="socket")
             started = time.monotonic() - began
             pieces = await verify(lane, known, scheduler)
@@ -162,16 +168,21 @@ async def _peers(
     assert await until_death(victim, work()), "the work is done and the failpoint was not reached"
 
 
-async def kill(lanes: list[Lane], point: str, times: int) -> str:
+async def live_before(lane: Lane) -> tuple[Path, Known]:
+    """What cycles begin with."""
+    known = await prepare(lane)
+    before = lane.data.with_name("before")
+    lane.data.rename(before)
+    return before, known
+
+
+async def kill(lanes: list[Lane], before: tuple[Path, Known], point: str, times: int) -> str:
     """So many cycles, in all lanes at a time. A line that says what was seen."""
     began = time.monotonic()
-    known = await prepare(lanes[0])
-    before = lanes[0].data.with_name("before")
-    lanes[0].data.rename(before)
     numbers = iter(range(times))
 
     async def run(lane: Lane) -> list[tuple[int, float]]:
-        return [await cycle(lane, (before, known), point, number) for number in numbers]
+        return [await cycle(lane, before, point, number) for number in numbers]
 
     results = [r for part in await asyncio.gather(*(run(lane) for lane in lanes)) for r in part]
     assert len(results) == times
@@ -193,9 +204,31 @@ async def kill(lanes: list[Lane], point: str, times: int) -> str:
 async def test_a_store_killed_at_a_failpoint_serves_no_wrong_byte_afterwards(
     point: str, lanes: list[Lane], capsys
 ) -> None:
-    said = await kill(lanes, point, int(os.environ.get("UPBEAT_FAULTS_TIMES", TIMES)))
+    said = await kill(lanes, await live_before(lanes[0]), point, int(os.environ.get("UPBEAT_FAULTS_TIMES", TIMES)))
     with capsys.disabled():
         print(f"\n{said} (seed {SEED})", end="", flush=True)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("lanes", [False, True], indirect=True, ids=["plain", "encrypted"])
+async def test_thousands_of_forked_stores_killed_at_failpoints_serve_no_wrong_byte_afterwards(
+    lanes: list[Lane], capsys
+) -> None:
+    encrypts = lanes[0].stack.config.kv.encrypt
+    points = [point for point in POINTS if encrypts or not point.startswith("key.")]
+    before, forks = await live_before(lanes[0]), Forks()
+    try:
+        for lane in lanes:
+            lane.stack.forks = forks
+        for point in points:
+            said = await kill(lanes, before, point, -(-FORKS // (2 * len(points))))
+            with capsys.disabled():
+                print(f"\nforked, {'encrypted' if encrypts else 'plain'}, {said} (seed {SEED})", end="", flush=True)
+    finally:
+        for lane in lanes:
+            lane.kill()
+        forks.stop()
 
 
 @pytest.mark.parametrize(
@@ -206,4 +239,4 @@ async def test_a_store_killed_at_a_failpoint_serves_no_wrong_byte_afterwards(
 async def test_a_store_killed_once_in_the_middle_of_its_work_serves_no_wrong_byte_afterwards(
     point: str, lanes: list[Lane]
 ) -> None:
-    await kill(lanes[:1], point, 1)
+    await kill(lanes[:1], await live_before(lanes[0]), point, 1)
