@@ -235,7 +235,7 @@ def test_a_response_is_made_in_the_background(client: Client) -> None:
     while made.status in ("queued", "in_progress"):
         made = client.openai.responses.retrieve(made.id)
     assert made.status == "completed" and "K4417" in made.output_text
-    long = respond(client, background=True, max_output_tokens=400, extra_body={"ignore_eos": True})
+    long = respond(client, background=True, max_output_tokens=1500, extra_body={"ignore_eos": True})
     assert client.openai.responses.cancel(long.id).status == "cancelled"
 
 
