@@ -18,7 +18,10 @@ Gain = tuple[Output, str]
 
 
 class Answering(Protocol):
-    """One request's answer. Choices are told in order: opened, grown any number of times, closed."""
+    """One request's answer. Choices are told in order: opened, grown any number of times, closed. said_logprobs: tokens
+    of a thought have none."""
+
+    said_logprobs: bool
 
     def opened(self, index: int) -> bytes:
         """Events at a choice's beginning, before any output."""
@@ -47,6 +50,8 @@ class Answering(Protocol):
 
 class Chunks:
     """Chunks of OpenAI's older routes. include_usage: the stream ends with a chunk of usage."""
+
+    said_logprobs = False
 
     def __init__(self, shape: Shape, *, include_usage: bool) -> None:
         self._shape, self._include_usage = shape, include_usage

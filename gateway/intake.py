@@ -148,18 +148,14 @@ async def read_response(request: web.Request, caller: Caller) -> tuple[ResponseA
     body, tally, told = await _read(request, "response", caller, 1)
     asked = await parts.decoding.ask("response", body, tally, told)
     if isinstance(asked, NeedsStored):
-        stored, session = await parts.responses.named(caller.tenant, asked)
-        for piece in (stored.earlier, stored.referenced):
+        most_bytes = parts.config.gateway.max_body_bytes - tally.length
+        named = await parts.responses.named(caller.tenant, asked, most_bytes)
+        session = named.session
+        for piece in named.pieces:
             tally.add(piece)
-        if tally.length > parts.config.gateway.max_body_bytes:
-            raise InvalidRequest(
-                f"the conversation is longer than {parts.config.gateway.max_body_bytes} bytes; begin a shorter one",
-                param="previous_response_id",
-                code="context_length_exceeded",
-            )
         if tally.light:
             parts.bodies.hold(request, tally.length + tally.decoded)
-        asked = await parts.decoding.ask("response", body, tally, told, stored)
+        asked = await parts.decoding.ask("response", body, tally, told, named.stored)
     _hold(request, asked.asked, tally)
     return asked, session
 

@@ -12,16 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
+from pydantic_core import PydanticCustomError
 
-from contracts.errors import RequestError
+from contracts.errors import InvalidRequest, RequestError
 from contracts.models import ModelWire
+from gateway import sse
 from gateway.anthropic import requests as anthropic
 from gateway.anthropic import translation as of_messages
 from gateway.core.relay_bodies import Relayed, relayed
 from gateway.core.renaming import OF_MESSAGES, OF_RESPONSES, renamed
+from gateway.core.spellings import ROOTS
 from gateway.openai.asked import Asked, Told, asked_of_chat, check_context
-from gateway.openai.parameters import validate
-from gateway.openai.thinking import SWITCHES
+from gateway.openai.parameters import HARMLESS, validate
+from gateway.openai.thinking import SWITCHES, template_kwargs
 from gateway.openai.token_requests import TokensAsked, ask_tokens
 from gateway.responses import requests as responses
 from gateway.responses import translation as of_items
@@ -33,15 +36,12 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 @dataclass(slots=True)
 class Stored:
-    """What a request names of stored responses, as JSON. earlier: a list of items. referenced: items by id."""
+    """What a request names of stored responses, as JSON. earlier: a list of items. referenced: items by id. length:
+    bytes that they add to the request, which may name an item several times."""
 
     earlier: bytes = b"[]"
     referenced: bytes = b"{}"
-
-    @property
-    def length(self) -> int:
-        """Bytes of both."""
-        return len(self.earlier) + len(self.referenced)
+    length: int = 0
 
 
 @dataclass(slots=True)
@@ -55,11 +55,11 @@ class NeedsStored:
 
 @dataclass(slots=True)
 class ResponseAsked:
-    """A valid request for a response. echo: fields that the response says again. items: its input as JSON, a list of
-    items without ids. as_summary: thoughts are given as summaries."""
+    """A valid request for a response. echo: fields that the response says again, as JSON. items: its input as JSON, a
+    list of items without ids. as_summary: thoughts are given as summaries."""
 
     asked: Asked | Relayed
-    echo: Body
+    echo: bytes
     items: bytes
     previous: str = ""
     store: bool = True
@@ -79,7 +79,8 @@ class MessageAsked:
 def ask_response(data: Any, length: int, told: Told, stored: Stored | None) -> ResponseAsked | NeedsStored:
     """The request in a decoded body of the Responses API. stored: what it names, once that is known. Raises
     InvalidRequest naming the first field that is wrong."""
-    wanted, passed = _read(responses.ResponseRequest, data, responses.REFUSED, responses.PASSED, told)
+    known = responses.IGNORED, responses.PASSED
+    wanted, passed = _read(responses.ResponseRequest, data, responses.REFUSED, *known, told)
     references = [item.id for item in wanted.input if isinstance(item, ReferenceItem)]
     if stored is None and (wanted.previous_response_id or references):
         return NeedsStored(wanted.previous_response_id or "", references)
@@ -94,7 +95,7 @@ def ask_response(data: Any, length: int, told: Told, stored: Stored | None) -> R
         raise renamed(e, OF_RESPONSES, chat.sources) from None
     return ResponseAsked(
         asked,
-        of_items.echoed(wanted, data),
+        sse.encoded(of_items.echoed(wanted, data)),
         json.dumps(items).encode(),
         previous=wanted.previous_response_id or "",
         store=wanted.store is not False,
@@ -106,7 +107,8 @@ def ask_response(data: Any, length: int, told: Told, stored: Stored | None) -> R
 
 def ask_message(data: Any, length: int, told: Told) -> MessageAsked:
     """The request in a decoded body of the Messages API. Raises InvalidRequest naming the first field that is wrong."""
-    wanted, passed = _read(anthropic.MessageRequest, data, anthropic.REFUSED, anthropic.PASSED, told)
+    known = anthropic.IGNORED, anthropic.PASSED
+    wanted, passed = _read(anthropic.MessageRequest, data, anthropic.REFUSED, *known, told)
     chat = of_messages.chat_of(wanted)
     fields = of_messages.chat_fields(wanted)
     # What the caller's own field says goes before what Claude Code's metadata says.
@@ -127,13 +129,11 @@ def ask_count(data: Any, length: int, told: Told) -> TokensAsked | Relayed:
     known = anthropic.CountRequest.model_fields
     # The clients send the fields of the message that they are about to ask for.
     ignored = anthropic.PASSED | (anthropic.MessageRequest.model_fields.keys() - known.keys())
-    wanted, _ = _read(anthropic.CountRequest, data, anthropic.REFUSED, ignored, told)
+    wanted, passed = _read(anthropic.CountRequest, data, anthropic.REFUSED, anthropic.IGNORED, ignored, told)
     chat = of_messages.chat_of(wanted)
-    thinking = _for_template(of_messages.thinking_of(wanted))
     body = of_messages.common_fields(wanted) | {"messages": chat.messages}
-    if thinking:
-        body["chat_template_kwargs"] = thinking
     try:
+        body |= _variables(of_messages.thinking_of(wanted) | passed, wanted.model, told)
         if told.wires.get(wanted.model) is ModelWire.HTTP:
             return relayed("tokenize", body, told.tenant, told.headers, named=told.named)
         check_context("tokenize", body, length, told)
@@ -143,16 +143,21 @@ def ask_count(data: Any, length: int, told: Told) -> TokensAsked | Relayed:
 
 
 def _read(
-    schema: type[Schema], data: Any, refused: Mapping[str, tuple[Any, ...]], passed: Collection[str], told: Told
+    schema: type[Schema],
+    data: Any,
+    refused: Mapping[str, tuple[Any, ...]],
+    ignored: Collection[str],
+    passed: Collection[str],
+    told: Told,
 ) -> tuple[Schema, Body]:
-    """The validated request, and the fields that are checked as chats'. An engine with HTTP of its own may know
-    others."""
+    """The validated request, and the fields that are checked as chats'. ignored: among `passed`, those that have no
+    effect; chats know some of them too. An engine with HTTP of its own may know other fields."""
     model = data.get("model") if isinstance(data, dict) else None
     known = data
     if isinstance(data, dict) and isinstance(model, str) and told.wires.get(model) is ModelWire.HTTP:
         known = {k: v for k, v in data.items() if k in schema.model_fields or k in refused or k in passed}
     wanted = validate(schema, known, refused, passed)
-    own = {*schema.model_fields, *refused}
+    own = {*schema.model_fields, *refused, *ignored} - HARMLESS - ROOTS
     return wanted, {name: value for name, value in data.items() if name not in own and value is not None}
 
 
@@ -173,7 +178,27 @@ def _chat(body: Body, length: int, told: Told, form_field: str) -> Asked | Relay
 
 
 def _for_template(thinking: Body) -> Body:
-    """The variables of a chat template for what is asked of thinking."""
+    """The variables of a chat template for whether to think."""
     if "enable_thinking" in thinking:
         return dict.fromkeys(SWITCHES, thinking["enable_thinking"])
-    return dict(thinking)
+    return {}
+
+
+def _variables(fields: Body, model: str, told: Told) -> Body:
+    """`chat_template_kwargs` with what a message with these fields gives to the template. Raises InvalidRequest."""
+    given = fields.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, dict):
+        return {"chat_template_kwargs": given}  # refused where a chat's is
+    effort, thinks = fields.get("reasoning_effort"), fields.get("enable_thinking")
+    if not isinstance(thinks, bool | None):
+        raise InvalidRequest("enable_thinking must be true or false", param="enable_thinking")
+    if told.wires.get(model) is ModelWire.HTTP:
+        said = {} if thinks is None else _for_template({"enable_thinking": thinks})
+        made = said | ({"reasoning_effort": effort} if effort else {}) | (given or {})
+    else:
+        try:
+            text = template_kwargs(given, {"reasoning_effort": effort}, {"enable_thinking": thinks})
+        except PydanticCustomError as e:
+            raise InvalidRequest(str(e), param="thinking") from None
+        made = json.loads(text) if text else {}
+    return {"chat_template_kwargs": made} if made else {}

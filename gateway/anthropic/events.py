@@ -25,6 +25,8 @@ _SIGNATURE = "unsigned"
 class MessageAnswer:
     """One message. Invariant: at most the last block is open."""
 
+    said_logprobs = True
+
     def __init__(self, message_id: str, model: str) -> None:
         self._id, self._model = message_id, model
         self._begun = False

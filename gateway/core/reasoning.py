@@ -6,7 +6,10 @@ end of the prompt. Space around a thought belongs to neither part. A model that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
+
+from contracts.request import TokenLogprob
 
 BEGIN, END = "<think>", "</think>"
 #: More space than this counts as text and is not held back.
@@ -66,3 +69,35 @@ class ReasoningReader:
         text = text if self._begun else text.lstrip()
         self._begun = self._begun or bool(text)
         return text
+
+
+class SaidLogprobs:
+    """Finds the logprobs of what is said after a thought."""
+
+    def __init__(self) -> None:
+        self._undecided: list[TokenLogprob] = []
+
+    def of(self, before: State, after: State, said: str, logprobs: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+        """Those of an output that say something. before, after: the reader's state around its push. said: its text
+        without the thought."""
+        held, self._undecided = [*self._undecided, *logprobs], []
+        if after == "undecided":
+            self._undecided = held
+        if after != "saying":
+            return []
+        if before == "thinking" or (before == "undecided" and self._began_with_thought(held)):
+            return _last(held, len(said.encode("utf-8", "surrogatepass")))
+        return held
+
+    def _began_with_thought(self, held: Sequence[TokenLogprob]) -> bool:
+        text = b"".join(one.token for one in held[: len(BEGIN) + MOST_SPACE])
+        return text.lstrip().startswith(BEGIN.encode())
+
+
+def _last(held: Sequence[TokenLogprob], length: int) -> list[TokenLogprob]:
+    """The last tokens that have so many bytes."""
+    start = len(held)
+    while start and length > 0:
+        start -= 1
+        length -= len(held[start].token)
+    return list(held[start:])

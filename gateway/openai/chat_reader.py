@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.errors import InvalidRequest, RequestError, Unavailable, from_wire
 from contracts.request import FinishReason, Output, TokenLogprob, ToolCallDelta
-from gateway.core.reasoning import ReasoningReader
+from gateway.core.reasoning import ReasoningReader, SaidLogprobs
 from gateway.openai.responses import Choice, Usage
 
 _MOST_TOKENS = 1 << 40
@@ -23,6 +23,7 @@ class ChatReader:
         self.choice, self.usage = Choice(0), Usage(0, 0, 0)
         self._thoughts = thoughts
         self._reader = ReasoningReader(False) if splits else None
+        self._said_logprobs = SaidLogprobs()
 
     def chunk(self, value: dict[str, Any]) -> list[tuple[Output, str]]:
         """What a chunk adds: outputs and their thoughts. Raises RequestError for a chunk that is an error."""
@@ -46,12 +47,15 @@ class ChatReader:
     def _said(self, said: dict[str, Any], choice: dict[str, Any]) -> list[tuple[Output, str]]:
         ended = _end(choice) if choice.get("finish_reason") is not None else None
         thought, text = _text(said.get("reasoning_content")) or _text(said.get("reasoning")), _text(said.get("content"))
+        logprobs = [_logprob(one) for one in _objects(_object(choice.get("logprobs")).get("content"))]
         if thought:
             self._reader = None  # the engine splits them
+            logprobs = logprobs if text else []
         elif self._reader is not None:
+            before = self._reader.state
             thought, text = self._reader.push(text, last=ended is not None)
+            logprobs = self._said_logprobs.of(before, self._reader.state, text, logprobs)
         deltas = [self._called(call, i) for i, call in enumerate(_objects(said.get("tool_calls")))]
-        logprobs = [_logprob(one) for one in _objects(_object(choice.get("logprobs")).get("content"))]
         output = Output("", text, [], logprobs=logprobs or None, finish_reason=ended, tool_calls=deltas or None)
         self._keep(output, thought if self._thoughts else "", choice)
         return [(output, thought if self._thoughts else "")]

@@ -23,13 +23,17 @@ Body = dict[str, Any]
 class ResponseAnswer:
     """One response. Invariant: at most the last item of `output` is open."""
 
+    said_logprobs = True
+
     def __init__(
         self, response_id: str, model: str, created_s: float, echo: Body, *, as_summary: bool, with_logprobs: bool
     ) -> None:
         """created_s: seconds since the epoch. echo: fields of the request that the response says again."""
         self.id, self._as_summary, self._with_logprobs = response_id, as_summary, with_logprobs
-        head = {"id": response_id, "object": "response", "created_at": int(created_s), "model": model}
-        self._head: Body = head | echo | {"error": None, "incomplete_details": None, "usage": None}
+        # In this order: see `store.Response.shown`.
+        head = {"id": response_id, "object": "response", "created_at": int(created_s), "status": "in_progress"}
+        head |= {"background": False, "error": None, "incomplete_details": None, "model": model}
+        self._head: Body = head | echo | {"usage": None}
         self.output: list[Body] = []
         self._open: _Item | None = None
         #: Of tokens whose text is still to come.

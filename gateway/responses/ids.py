@@ -35,3 +35,10 @@ def response_of(item: str) -> str | None:
     """The id of the response that an item belongs to; None: it is no item of this server's."""
     found = _ITEM.fullmatch(item)
     return f"resp_{found[1]}" if found is not None else None
+
+
+def number_of(item: str, *, of_input: bool) -> int | None:
+    """An item's place among its response's input, or output; None: it is none of that."""
+    found = _ITEM.fullmatch(item)
+    number = int(found[2], 16) - (_FIRST_INPUT if of_input else 0) if found is not None else -1
+    return number if number >= 0 else None

@@ -7,26 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import math
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from gateway.responses.ids import is_response_id
 from gateway.responses.store import RUNNING, Earlier, Response, Store
+from gateway.responses.stored_items import TooLong
 from gateway.translating import NeedsStored, Stored
 from runtime import telemetry
 from runtime.clock import Clock
 
 log = telemetry.logger("gateway.responses")
-SWEEP_S, LOOK_S = 60.0, 0.5
+SWEEP_S, BEAT_S, LOOK_S = 60.0, 15.0, 0.5
 #: Response ids whose session is remembered, for hints.
 REMEMBERED = 50_000
+#: What SQLite says of a damaged database.
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 T = TypeVar("T")
+
+
+class Named(NamedTuple):
+    """What a request names of stored responses. session: that it goes on with. pieces: all that they add to it, as
+    JSON."""
+
+    stored: Stored
+    session: str | None
+    pieces: list[bytes]
 
 
 class Keeper:
@@ -42,6 +55,10 @@ class Keeper:
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
         #: Background runs of this process.
         self._running: dict[str, asyncio.Task[None]] = {}
+        #: Those that it is about to run.
+        self._starting: set[str] = set()
+        #: By process that shares the store: how often it had said that it lives, at the last sweep.
+        self._beats: dict[str, int] = {}
         self._closed = False
 
     async def _do(self, work: Callable[[], T]) -> T:
@@ -50,7 +67,7 @@ class Keeper:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except sqlite3.DatabaseError as e:
             log.error("stored responses cannot be used", error=str(e))
-            if not isinstance(e, sqlite3.OperationalError | sqlite3.IntegrityError):
+            if e.sqlite_errorcode & 0xFF in _DAMAGED:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._store.start_again)
             raise Unavailable("stored responses cannot be read at the moment; try again") from None
         except OSError as e:
@@ -99,6 +116,19 @@ class Keeper:
             raise _unknown(response_id)
         return found
 
+    async def input_page(
+        self, tenant: str, response_id: str, after: str | None, limit: int, *, latest_first: bool
+    ) -> tuple[list[tuple[str, bytes]], bool]:
+        """A page of a stored response's input: ids and JSON of items, and whether there are more. Raises NotFound for
+        an unknown response, KeyError when `after` is none of its items."""
+        found = None
+        if is_response_id(response_id) and self.on:
+            look = partial(self._store.items.page, tenant, response_id, self._clock.wall(), after, limit)
+            found = await self._do(lambda: look(latest_first=latest_first))
+        if found is None:
+            raise _unknown(response_id)
+        return found
+
     async def session(self, tenant: str, response_id: str) -> str | None:
         """The session of a response that a hint names, if it is known."""
         known = self._sessions.get((tenant, response_id))
@@ -107,20 +137,33 @@ class Keeper:
                 known = await self._do(lambda: self._store.session(tenant, response_id, self._clock.wall()))
         return known
 
-    async def named(self, tenant: str, needs: NeedsStored) -> tuple[Stored, str | None]:
-        """What a request names, and the session that it goes on with. Raises NotFound for an unknown response,
-        InvalidRequest for one that cannot be continued."""
-        earlier = await self._earlier(tenant, needs.previous) if needs.previous else None
-        referenced: dict[str, Any] = {}
-        if needs.items and self.on:
-            referenced = await self._do(lambda: self._store.items(tenant, needs.items, self._clock.wall()))
-        stored = Stored(earlier.items if earlier is not None else b"[]", json.dumps(referenced).encode())
-        return stored, earlier.session if earlier is not None else None
+    async def named(self, tenant: str, needs: NeedsStored, most_bytes: int) -> Named:
+        """What a request names, at most so many bytes. Raises NotFound for an unknown response, InvalidRequest for one
+        that cannot be continued and for too many bytes."""
+        try:
+            earlier = await self._earlier(tenant, needs.previous, most_bytes) if needs.previous else None
+            items: dict[str, bytes] = {}
+            left = most_bytes - (len(earlier.items) if earlier is not None else 0)
+            if needs.items and self.on:
+                items = await self._do(lambda: self._store.items.named(tenant, needs.items, self._clock.wall(), left))
+        except TooLong:
+            raise InvalidRequest(
+                "the conversation, with the stored responses that the request names, is longer than this server reads; "
+                "begin a shorter one",
+                param="previous_response_id" if needs.previous else "input",
+                code="context_length_exceeded",
+            ) from None
+        pieces = [earlier.items] if earlier is not None else []
+        pieces += [items[one] for one in needs.items if one in items]
+        # The names are ids of items, so they need no escapes.
+        referenced = b",".join(b'"' + name.encode() + b'":' + item for name, item in items.items())
+        stored = Stored(pieces[0] if earlier else b"[]", b"{" + referenced + b"}", sum(map(len, pieces)))
+        return Named(stored, earlier.session if earlier is not None else None, pieces)
 
-    async def _earlier(self, tenant: str, response_id: str) -> Earlier:
+    async def _earlier(self, tenant: str, response_id: str, most_bytes: int) -> Earlier:
         found = None
         if is_response_id(response_id) and self.on:
-            found = await self._do(lambda: self._store.earlier(tenant, response_id, self._clock.wall()))
+            found = await self._do(lambda: self._store.earlier(tenant, response_id, self._clock.wall(), most_bytes))
         if found is None:
             raise InvalidRequest(
                 f"previous response with id {response_id[:80]!r} not found: it was never stored, it has expired, or it "
@@ -148,10 +191,18 @@ class Keeper:
         """This process's name in the store."""
         return self._runner
 
-    def run(self, response_id: str, work: asyncio.Task[None]) -> None:
-        """`work` computes this response; `cancel` and `delete`, of any process, end it."""
-        self._running[response_id] = work
-        work.add_done_callback(lambda _: self._running.pop(response_id, None))
+    async def run(self, response: Response, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Store the response, which says that this process runs it, and have `work` compute it; `cancel` and `delete`,
+        of any process, end that. False: it could not be stored."""
+        self._starting.add(response.id)
+        try:
+            if not await self.put(response):
+                return False
+            task = self._running[response.id] = asyncio.create_task(work())
+            task.add_done_callback(lambda _: self._running.pop(response.id, None))
+            return True
+        finally:
+            self._starting.discard(response.id)
 
     async def settle(self, response: Response) -> None:
         """Store what has become of a response in the background, unless it was cancelled."""
@@ -162,7 +213,7 @@ class Keeper:
         """The response, which no longer runs. Raises NotFound, and InvalidRequest for one that was never in the
         background."""
         found = await self.get(tenant, response_id)
-        if not found.shown().get("background"):
+        if not found.background:
             raise InvalidRequest(
                 "only a response that was created with background can be cancelled", param="response_id"
             )
@@ -177,22 +228,40 @@ class Keeper:
             work.cancel()
 
     async def watch(self) -> None:
-        """Delete what has expired, and stop what another process has cancelled; for ever."""
-        if not self.on:
-            return
-        with contextlib.suppress(Unavailable):
-            await self._do(lambda: self._store.abandon(self._runner))
-        swept_s = 0.0
-        while True:
+        """Delete what has expired, stop what another process has cancelled, and end what nobody runs any more; for
+        ever."""
+        swept_s = beaten_s = -math.inf
+        while self.on:
+            now = self._clock.now()
             with contextlib.suppress(Unavailable):
-                if self._clock.now() - swept_s >= SWEEP_S or not swept_s:
-                    swept_s = self._clock.now()
+                if now - beaten_s >= BEAT_S:
+                    beaten_s = now
+                    await self._do(lambda: self._store.beat(self._runner))
+                if now - swept_s >= SWEEP_S:
+                    swept_s = now
                     await self._do(lambda: self._store.sweep(self._clock.wall()))
-                if self._running:
-                    mine = set(self._running)
-                    for response_id in mine - await self._do(lambda: self._store.running(self._runner)):
-                        self._stop(response_id)
+                    await self._bury()
+                await self._compare()
             await asyncio.sleep(LOOK_S)
+
+    async def _compare(self) -> None:
+        """Stop what is no longer this process's to run, and end what it does not run: its end could not be stored, or
+        an earlier process of this name has died."""
+        mine = {*self._running, *self._starting}
+        wanted = await self._do(lambda: self._store.running(self._runner))
+        for response_id in mine - wanted - self._starting:
+            self._stop(response_id)
+        lost = wanted - mine - {*self._running, *self._starting}
+        if lost:
+            await self._do(lambda: self._store.abandon(self._runner, lost))
+
+    async def _bury(self) -> None:
+        """End what is run by a process that has not said for a while that it lives. No clock counts: those of several
+        processes may differ."""
+        beats = await self._do(self._store.beats)
+        for runner in [name for name, said in beats.items() if name != self._runner and self._beats.get(name) == said]:
+            await self._do(partial(self._store.bury, runner))
+        self._beats = beats
 
     async def close(self) -> None:
         """Stop what runs; it has failed. Safe to call twice."""
@@ -205,7 +274,7 @@ class Keeper:
         await asyncio.gather(*works, return_exceptions=True)
         if self.on:
             with contextlib.suppress(Unavailable):
-                await self._do(lambda: self._store.abandon(self._runner))
+                await self._do(lambda: self._store.bury(self._runner))
                 await self._do(self._store.close)
         self._thread.shutdown(wait=False)
 

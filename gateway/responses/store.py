@@ -9,15 +9,15 @@ thread.
 from __future__ import annotations
 
 import contextlib
-import json
+import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gateway.responses.ids import item_id, response_of
+from gateway.responses.stored_items import StoredItems, TooLong
 
 #: What a response takes beside its text, in bytes; also bounds their number.
 ROW_BYTES = 1024
@@ -26,6 +26,12 @@ MOST_TURNS = 4096
 #: The use of a conversation is noted this seldom, in seconds.
 NOTED_S = 60.0
 RUNNING = ("queued", "in_progress")
+#: How a body begins (`events.ResponseAnswer`): before anything that the caller or the model has said.
+_HEAD = re.compile(
+    rb'(\{"id":"resp_[0-9a-f]{32}","object":"response","created_at":\d+,"status":")([a-z_]+)(","background":)'
+    rb'(true|false)(,"error":)(null|(?=\{))'
+)
+_ENDED = b'{"code":"server_error","message":"the process that computed it has ended; send the request again"}'
 _BUSY_S = 5.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -37,6 +43,7 @@ CREATE INDEX IF NOT EXISTS by_session ON responses (tenant, session);
 CREATE INDEX IF NOT EXISTS by_use ON responses (tenant, used_s);
 CREATE INDEX IF NOT EXISTS by_age ON responses (used_s);
 CREATE INDEX IF NOT EXISTS by_runner ON responses (runner) WHERE runner != '';
+CREATE TABLE IF NOT EXISTS runners (name TEXT PRIMARY KEY, beats INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS totals (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
     INSERT INTO totals VALUES (NEW.tenant, NEW.bytes) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + NEW.bytes;
@@ -79,15 +86,21 @@ class Response:
         """What it counts toward its tenant's share."""
         return len(self.body) + len(self.output) + len(self.input) + ROW_BYTES
 
-    def shown(self) -> dict[str, Any]:
-        """The response object."""
-        shown: dict[str, Any] = json.loads(self.body)
-        return shown | {"output": json.loads(self.output)}
+    @property
+    def background(self) -> bool:
+        """Whether it was made in the background."""
+        found = _HEAD.match(self.body)
+        return found is not None and found[4] == b"true"
 
-    def input_items(self) -> list[dict[str, Any]]:
-        """Its input, with ids."""
-        items = json.loads(self.input)
-        return [{"id": item_id(self.id, item["type"], i, of_input=True)} | item for i, item in enumerate(items)]
+    def shown(self) -> bytes:
+        """The response object, as JSON. It may be large, so nothing of it is decoded: its status may be newer than its
+        body, and a process that has ended wrote no error."""
+        body, found = self.body, _HEAD.match(self.body)
+        if found is not None:
+            error = _ENDED if self.status == "failed" and found[6] == b"null" else found[6]
+            parts = found[1], self.status.encode(), found[3], found[4], found[5], error
+            body = b"".join(parts) + body[found.end() :]
+        return body[:-1] + b',"output":' + self.output + b"}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +121,15 @@ class Store:
         self._path = folder / "responses.db"
         self._keep_s, self._limit_bytes, self._most_bytes = keep_s, limit_bytes, int(limit_bytes * share)
         self._db: sqlite3.Connection | None = None
+        self._opened_inode: int | None = None
+        self.items = StoredItems(self._opened, keep_s)
 
     # ---- life --------------------------------------------------------------------------------------------------
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._opened_inode = self._inode()
             db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             try:
                 for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON", "temp_store=MEMORY"):
@@ -132,10 +148,22 @@ class Store:
             self._db = None
 
     def start_again(self) -> None:
-        """Put a damaged database aside and begin with an empty one."""
+        """Put a damaged database aside and begin with an empty one, unless another process has done so."""
         with contextlib.suppress(sqlite3.Error):
             self.close()
         self._db = None
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._path.with_name("start.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._inode() == self._opened_inode:
+                self._put_aside()
+
+    def _inode(self) -> int | None:
+        with contextlib.suppress(FileNotFoundError):
+            return self._path.stat().st_ino
+        return None
+
+    def _put_aside(self) -> None:
         for tail in ("", "-wal", "-shm"):
             path = self._path.with_name(self._path.name + tail)
             with contextlib.suppress(FileNotFoundError):
@@ -160,6 +188,11 @@ class Store:
         if response.bytes_ > self._most_bytes:
             return False
         with self._change() as db:
+            # A session whose turns do not name each other is used as a whole too.
+            db.execute(
+                "UPDATE responses SET used_s = ? WHERE tenant = ? AND session = ? AND used_s < ?",
+                (now_s, response.tenant, response.session, now_s - NOTED_S),
+            )
             self._make_room(db, response)
             db.execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -194,10 +227,13 @@ class Store:
         return int(db.execute(f"SELECT COALESCE(SUM(bytes), 0) FROM totals{where[0]}", where[1]).fetchone()[0])
 
     def _drop_oldest(self, db: sqlite3.Connection, tenant: str) -> bool:
-        """Drop the tenant's session that was used least recently."""
-        found = db.execute(
-            "SELECT session FROM responses WHERE tenant = ? ORDER BY used_s LIMIT 1", (tenant,)
-        ).fetchone()
+        """Drop the tenant's session that was used least recently: one in which nothing runs, if there is one."""
+        oldest = "SELECT session FROM responses WHERE tenant = ?{} ORDER BY used_s LIMIT 1"
+        idle = " AND session NOT IN (SELECT session FROM responses WHERE tenant = ? AND runner != '')"
+        found = (
+            db.execute(oldest.format(idle), (tenant, tenant)).fetchone()
+            or db.execute(oldest.format(""), (tenant,)).fetchone()
+        )
         if found is None:
             return False
         db.execute("DELETE FROM responses WHERE tenant = ? AND session = ?", (tenant, found[0]))
@@ -244,12 +280,32 @@ class Store:
         """Ids of those that this process is to run."""
         return {row[0] for row in self._opened().execute("SELECT id FROM responses WHERE runner = ?", (runner,))}
 
-    def abandon(self, runner: str) -> int:
-        """Those of a process that has ended have failed; how many."""
+    def abandon(self, runner: str, ids: Iterable[str]) -> None:
+        """These of a process have failed: it does not run them."""
         with self._change() as db:
-            return db.execute(
-                "UPDATE responses SET status = 'failed', runner = '' WHERE runner = ?", (runner,)
-            ).rowcount
+            db.executemany(
+                "UPDATE responses SET status = 'failed', runner = '' WHERE runner = ? AND id = ?",
+                [(runner, response_id) for response_id in ids],
+            )
+
+    def beat(self, runner: str) -> None:
+        """The process lives."""
+        with self._change() as db:
+            db.execute(
+                "INSERT INTO runners VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET beats = beats + 1", (runner,)
+            )
+
+    def beats(self) -> dict[str, int]:
+        """By process that runs something or did: how often it has said that it lives."""
+        known = dict(self._opened().execute("SELECT name, beats FROM runners").fetchall())
+        running = self._opened().execute("SELECT DISTINCT runner FROM responses WHERE runner != ''").fetchall()
+        return {name: known.get(name, 0) for name in {*known, *(row[0] for row in running)}}
+
+    def bury(self, runner: str) -> None:
+        """The process has ended: what it ran has failed."""
+        with self._change() as db:
+            db.execute("UPDATE responses SET status = 'failed', runner = '' WHERE runner = ?", (runner,))
+            db.execute("DELETE FROM runners WHERE name = ?", (runner,))
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def get(self, tenant: str, response_id: str, now_s: float) -> Response | None:
@@ -269,17 +325,22 @@ class Store:
         ).fetchone()  # fmt: skip
         return str(row[0]) if row is not None else None
 
-    def earlier(self, tenant: str, response_id: str, now_s: float) -> Earlier | None:
-        """The conversation up to this response, whose use is noted; None: it is not stored, or has expired."""
-        last = self.get(tenant, response_id, now_s)
+    def earlier(self, tenant: str, response_id: str, now_s: float, most_bytes: int) -> Earlier | None:
+        """The conversation up to this response, whose use is noted; None: it is not stored, or has expired. Raises
+        TooLong."""
+        last = self._opened().execute(
+            "SELECT session, status FROM responses WHERE tenant = ? AND id = ? AND used_s >= ?",
+            (tenant, response_id, now_s - self._keep_s),
+        ).fetchone()  # fmt: skip
         if last is None:
             return None
         given = {"tenant": tenant, "id": response_id, "most": MOST_TURNS, "now": now_s, "noted": now_s - NOTED_S}
-        db = self._opened()
+        db, joined = self._opened(), "FROM chain JOIN responses r ON r.id = chain.id"
+        total = f"{_CHAIN} SELECT COALESCE(SUM(length(r.input) + length(r.output)), 0) {joined}"
+        if db.execute(total, given).fetchone()[0] > most_bytes:
+            raise TooLong
         rows = db.execute(
-            _CHAIN + "SELECT r.input, r.output, r.previous FROM chain JOIN responses r ON r.id = chain.id "
-            "ORDER BY depth DESC",
-            given,
+            f"{_CHAIN} SELECT r.input, r.output, r.previous {joined} ORDER BY depth DESC", given
         ).fetchall()
         with self._change():
             db.execute(
@@ -288,14 +349,4 @@ class Store:
             )
         whole = bool(rows) and not rows[0][2]
         parts = [part[1:-1] for row in rows for part in row[:2] if len(part) > 2]
-        return Earlier(last.session, last.status, b"[" + b",".join(parts) + b"]", whole)
-
-    def items(self, tenant: str, ids: Iterable[str], now_s: float) -> dict[str, Any]:
-        """Stored items by id, those that there are."""
-        found: dict[str, Any] = {}
-        for response_id in {response_of(one) or "" for one in ids}:
-            response = self.get(tenant, response_id, now_s) if response_id else None
-            if response is not None:
-                stored = [*json.loads(response.output), *response.input_items()]
-                found |= {item["id"]: item for item in stored}
-        return {one: found[one] for one in ids if one in found}
+        return Earlier(last[0], last[1], items=b"[" + b",".join(parts) + b"]", whole=whole)

@@ -22,7 +22,7 @@ from gateway.answering import Answering
 from gateway.attainment import TPOT, TTFT
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
-from gateway.core.reasoning import ReasoningReader
+from gateway.core.reasoning import ReasoningReader, SaidLogprobs
 from gateway.core.seeds import SEED_MASK, choice_seed
 from gateway.core.turn_times import TurnTimes, server_timing
 from gateway.entering import entered
@@ -233,9 +233,8 @@ class _Run:
             await events.end(self.answering.failed(e))
         else:
             told = sse.comment(f"server-timing {self._timing()}") if timing.asks(self.request) else b""
-            last = self.answering.ended(self.choices, self._usage(), told)
             await self._kept()
-            await events.end(last)
+            await events.end(self.answering.ended(self.choices, self._usage(), told))
         return events
 
     async def _kept(self) -> dict[str, Any]:
@@ -269,12 +268,16 @@ class _Run:
         choice, clock = self.choices[index], self.parts.clock
         last_s = self.arrived_s
         reader = None if self.asked.reasoning == "text" else ReasoningReader(self.generations[index].progress.thinking)
+        said = SaidLogprobs() if self.answering.said_logprobs else None
         async with contextlib.aclosing(self.generations[index].outputs()) as batches:
             async for outputs in batches:
                 tokens, gained = 0, []
                 for output in outputs:
                     tokens += len(output.tokens)
+                    before = reader.state if reader is not None else "saying"
                     gained.append((output, "" if reader is None else self._take_thought(choice, reader, output)))
+                    if reader is not None and said is not None and output.logprobs is not None:
+                        output.logprobs = said.of(before, reader.state, output.text, output.logprobs) or None
                     choice.text.append(output.text)
                     if output.tool_calls:
                         choice.called(output.tool_calls)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import re
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -61,7 +62,7 @@ class _Turn:
             self._id,
             inner.model,
             self._created_s,
-            asked.echo | {"store": self._stores},
+            json.loads(asked.echo) | {"store": self._stores},
             as_summary=asked.as_summary,
             with_logprobs=asked.logprobs,
         )
@@ -129,11 +130,11 @@ class _Turn:
                 code="unsupported_parameter",
             )
         queued = self._answering.response("queued")
-        if not await keeper.put(self._row(dict(queued), keeper.runner)):
+        self._request[OUTLIVES] = True
+        if not await keeper.run(self._row(dict(queued), keeper.runner), self._run):
+            self._request[OUTLIVES] = False
             raise Unavailable("responses cannot be stored at the moment; try again")
         keeper.note(self._caller.tenant, self._id, self._session.key.session_id)
-        self._request[OUTLIVES] = True
-        keeper.run(self._id, asyncio.create_task(self._run()))
         headers = {"X-Session-Id": self._session.key.session_id, "X-Request-Id": self._id}
         return web.json_response(queued, headers=headers, dumps=lambda value: sse.encoded(value).decode())
 
@@ -157,8 +158,8 @@ async def _stored(request: web.Request) -> Response:
     return await request.app[PARTS].responses.get(caller_of(request).tenant, request.match_info["response_id"])
 
 
-def _object(response: Response) -> dict[str, object]:
-    return response.shown() | {"status": response.status}
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 async def show(request: web.Request) -> web.Response:
@@ -169,28 +170,26 @@ async def show(request: web.Request) -> web.Response:
             "stream: a stored response cannot be streamed again; read it without", param="stream",
             code="unsupported_parameter",
         )  # fmt: skip
-    return web.json_response(_object(response))
+    return _json(response.shown())
 
 
 async def input_items(request: web.Request) -> web.Response:
     """The items of a stored response's input, latest first, a page at a time."""
-    response, query = await _stored(request), request.query
+    query, response_id = request.query, request.match_info["response_id"]
     order, limit = query.get("order", "desc"), query.get("limit", str(_LIMIT))
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", param="order")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= _MOST):
+    if not (re.fullmatch("[0-9]{1,3}", limit) and 1 <= int(limit) <= _MOST):
         raise InvalidRequest(f"limit must be an integer from 1 to {_MOST}", param="limit")
-    items = response.input_items()
-    if order == "desc":
-        items.reverse()
-    if (after := query.get("after")) is not None:
-        place = next((i for i, item in enumerate(items) if item["id"] == after), None)
-        if place is None:
-            raise InvalidRequest("after names no item of this response", param="after")
-        items = items[place + 1 :]
-    page = items[: int(limit)]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return web.json_response({"object": "list", "data": page, "has_more": len(items) > len(page)} | ends)
+    try:
+        page, more = await request.app[PARTS].responses.input_page(
+            caller_of(request).tenant, response_id, query.get("after"), int(limit), latest_first=order == "desc"
+        )
+    except KeyError:
+        raise InvalidRequest("after names no item of this response", param="after") from None
+    ends = (page[0][0], page[-1][0]) if page else (None, None)
+    rest = sse.encoded({"has_more": more, "first_id": ends[0], "last_id": ends[1]})
+    return _json(b'{"object":"list","data":[' + b",".join(item for _, item in page) + b"]," + rest[1:])
 
 
 async def delete(request: web.Request) -> web.Response:
@@ -204,4 +203,4 @@ async def cancel(request: web.Request) -> web.Response:
     """Stop a response in the background."""
     keeper = request.app[PARTS].responses
     response = await keeper.cancel(caller_of(request).tenant, request.match_info["response_id"])
-    return web.json_response(_object(response))
+    return _json(response.shown())

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.reasoning import BEGIN, END, MOST_SPACE, ReasoningReader
+from contracts.request import TokenLogprob
+from gateway.core.reasoning import BEGIN, END, MOST_SPACE, ReasoningReader, SaidLogprobs
 
 
 def read(pieces: list[str], thinking: bool = False) -> tuple[str, str]:
@@ -86,3 +87,25 @@ def test_endless_space_is_not_kept(thinking: bool) -> None:
     for _ in range(4 * MOST_SPACE):
         reader.push(" ")
         assert len(reader._held) <= MOST_SPACE + len(END)
+
+
+@pytest.mark.parametrize("thinking", [False, True], ids=["undecided", "within a thought"])
+@pytest.mark.parametrize("pieces", [1, 2, 100], ids=["whole", "two", "token by token"])
+def test_only_what_is_said_has_logprobs(thinking: bool, pieces: int) -> None:
+    tokens = [*([] if thinking else [" ", "<th", "ink>"]), "I", " see", "</think>", " so", "!"]
+    reader, said, found = ReasoningReader(thinking), SaidLogprobs(), []
+    size = -(-len(tokens) // pieces)
+    for start in range(0, len(tokens), size):
+        part, before = tokens[start : start + size], reader.state
+        _, text = reader.push("".join(part), last=start + size >= len(tokens))
+        found += said.of(before, reader.state, text, [TokenLogprob(one.encode(), 0.0) for one in part])
+    assert [one.token for one in found] == [b" so", b"!"]
+
+
+def test_an_answer_without_a_thought_keeps_all_logprobs() -> None:
+    reader, said, found = ReasoningReader(False), SaidLogprobs(), []
+    for token in (" ", "<", "b>", "x"):
+        before = reader.state
+        _, text = reader.push(token)
+        found += said.of(before, reader.state, text, [TokenLogprob(token.encode(), 0.0)])
+    assert [one.token for one in found] == [b" ", b"<", b"b>", b"x"]

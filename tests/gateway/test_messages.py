@@ -11,6 +11,11 @@ from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from gateway_fakes import MODEL, Stack, stack
 from pydantic import TypeAdapter
 
+from gateway.anthropic.requests import IGNORED
+from gateway.openai.asked import Asked, Told
+from gateway.openai.token_requests import TokensAsked
+from gateway.translating import ask_count, ask_message
+
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"n": {}}}}
 USER = {"role": "user", "content": "hello"}
@@ -255,3 +260,29 @@ async def test_anthropics_client_reads_it_all(s: Stack) -> None:
             await client.messages.create(**given | {"model": "nobody"})
         with pytest.raises(anthropic.BadRequestError):
             await client.messages.create(**given | {"extra_body": {"top_k": -5}})
+
+
+@pytest.mark.parametrize("name", sorted(IGNORED))
+async def test_a_field_without_effect_is_ignored(s: Stack, name: str) -> None:
+    for path, asked in (("/v1/messages", body(**{name: {}})), ("/v1/messages/count_tokens", body(**{name: {}}))):
+        status, said, _ = await s.post(path, asked)
+        assert status == 200, said
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+        {"thinking": {"type": "adaptive"}, "output_config": {"effort": "none"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"chat_template_kwargs": {"custom": 1}},
+        {"enable_thinking": True},
+    ],
+    ids=str,
+)
+def test_a_count_is_of_the_prompt_that_a_message_has(more: dict[str, Any]) -> None:
+    told, asked = Told("t", False, {}, {}), body(**more)
+    message, count = ask_message(asked, 100, told).asked, ask_count(asked, 100, told)
+    assert isinstance(message, Asked) and isinstance(count, TokensAsked)
+    assert (count.template_kwargs or "{}") == (message.template_kwargs or "{}")

@@ -12,6 +12,9 @@ from gateway_fakes import MODEL, Stack, stack, until
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from gateway.responses.keeper import Keeper
+from gateway.responses.requests import IGNORED
+
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"n": {}}}, "strict": True}
 
@@ -370,3 +373,40 @@ async def test_openais_client_reads_it_all(s: Stack) -> None:
         await client.responses.delete(made.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(made.id)
+
+
+# ---- what may not hurt others ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", sorted(IGNORED - {"metadata", "store"}))
+async def test_a_field_without_effect_is_ignored(s: Stack, name: str) -> None:
+    await ask(s, **{name: "auto" if name == "truncation" else {}})
+
+
+async def test_references_count_as_often_as_they_are_made(s: Stack) -> None:
+    first = await ask(s, input="x" * 1000)
+    _, items = await s.get(f"/v1/responses/{first['id']}/input_items")
+    reference = {"type": "item_reference", "id": items["data"][0]["id"]}
+    status, said, _ = await s.post("/v1/responses", body(input=[reference] * 16_000))
+    assert (status, said["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_number_of_more_than_64_bits_ends_no_helper(s: Stack) -> None:
+    tool = TOOL | {"parameters": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 2**64}}}}
+    spaced = json.dumps(body(tools=[tool])) + " " * 400_000  # so long that a helper decodes it
+    async with s.http.post(f"{s.url}/v1/responses", data=spaced, headers={"Content-Type": "application/json"}) as r:
+        made = await r.json()
+    assert made["tools"][0]["parameters"]["properties"]["n"]["maximum"] == 2**64
+
+
+async def test_a_limit_of_many_digits_is_refused(s: Stack) -> None:
+    made = await ask(s)
+    status, said = await s.get(f"/v1/responses/{made['id']}/input_items?limit={'1' * 5000}")
+    assert (status, said["error"]["param"]) == (400, "limit")
+
+
+async def test_a_stream_that_could_not_be_stored_says_so(s: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(Keeper, "put", full)
+    assert (await ask(s))["store"] is False
+    assert (await streamed(s))[-1]["response"]["store"] is False

@@ -1,0 +1,88 @@
+"""Single items of stored responses. SQLite takes lists apart, because it does not hold Python's lock meanwhile."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from gateway.responses.ids import item_id, number_of, response_of
+
+
+class TooLong(Exception):
+    """What a request names of stored responses is longer than it may be."""
+
+
+class StoredItems:
+    """See the module. opened: the database. keep_s: as of `store.Store`."""
+
+    def __init__(self, opened: Callable[[], sqlite3.Connection], keep_s: float) -> None:
+        self._opened, self._keep_s = opened, keep_s
+
+    def page(
+        self, tenant: str, response_id: str, now_s: float, after: str | None, limit: int, *, latest_first: bool
+    ) -> tuple[list[tuple[str, bytes]], bool] | None:
+        """Items of the response's input after the one with this id, each with its id and as JSON, and whether there are
+        more; None: no such response. Raises KeyError: `after` is none of them."""
+        order, beyond = ("DESC", "<") if latest_first else ("ASC", ">")
+        start = -1
+        if after is not None:
+            number = number_of(after, of_input=True)
+            found = (
+                self._items(tenant, response_id, now_s, "input", f"WHERE key = {number}") if number is not None else []
+            )
+            if found is None:
+                return None
+            if not found or found[0][0] != after:
+                raise KeyError(after)
+            start = number or 0
+        where = "" if after is None else f"WHERE key {beyond} {start}"
+        items = self._items(tenant, response_id, now_s, "input", f"{where} ORDER BY key {order} LIMIT {limit + 1}")
+        return None if items is None else (items[:limit], len(items) > limit)
+
+    def named(self, tenant: str, ids: Sequence[str], now_s: float, most_bytes: int) -> dict[str, bytes]:
+        """Stored items as JSON by id, those that there are. Raises TooLong when their responses, or all that `ids`
+        name, are longer."""
+        by_response: dict[str, set[str]] = {}
+        for one in ids:
+            if (response_id := response_of(one)) is not None:
+                by_response.setdefault(response_id, set()).add(one)
+        found: dict[str, bytes] = {}
+        read = 0
+        for response_id, wanted in by_response.items():
+            row = self._opened().execute(
+                "SELECT length(input) + length(output) FROM responses WHERE tenant = ? AND id = ?",
+                (tenant, response_id),
+            ).fetchone()  # fmt: skip
+            read += row[0] if row is not None else 0
+            if read > most_bytes:
+                raise TooLong
+            for column in ("output", "input"):
+                items = self._items(tenant, response_id, now_s, column) or ()
+                found |= {name: item for name, item in items if name in wanted}
+        if sum(len(found[one]) for one in ids if one in found) > most_bytes:
+            raise TooLong
+        return found
+
+    def _items(
+        self, tenant: str, response_id: str, now_s: float, column: str, which: str = ""
+    ) -> list[tuple[str, bytes]] | None:
+        """Ids and JSON of items of "input" or "output"; None: no such response."""
+        given = (tenant, response_id, now_s - self._keep_s)
+        where = "WHERE tenant = ? AND id = ? AND used_s >= ?"
+        db = self._opened()
+        if db.execute(f"SELECT 1 FROM responses {where}", given).fetchone() is None:
+            return None
+        text = f"(SELECT CAST({column} AS TEXT) FROM responses {where})"
+        rows = db.execute(
+            "SELECT key, json_extract(value, '$.type'), json_extract(value, '$.id'), value "
+            f"FROM json_each({text}) {which}",
+            given,
+        ).fetchall()
+        made = []
+        for number, kind, known, item in rows:
+            if column == "output":
+                made.append((known, item.encode()))
+            else:
+                name = item_id(response_id, kind, number, of_input=True)
+                made.append((name, b'{"id":"' + name.encode() + b'",' + item.encode()[1:]))
+        return made
