@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 from contracts.cluster import secret_id
 from contracts.errors import ConfigError
@@ -58,14 +59,19 @@ class KvStoreService:
         self._serve_metrics()
         self._tasks.start(self._report(), "directory")
         directory, bucket = self._node.sizes.blob_directory, self._config.kv.blob_url or str(self._config.data / "blob")
-        own_id = secret_id(cluster_secret(self._config.data))
-        self._tasks.start(upkeep.check_owner(self._node, own_id, bucket), "check owner")
-        self._tasks.start(upkeep.measure(self._node), "measure")
-        self._tasks.start(upkeep.learn(self._node, self._tasks, directory), "learn")
-        if self._config.kv.blob_expiry_s:
-            self._tasks.start(upkeep.expire(self._node, self._config.kv.blob_expiry_s), "expire")
-        self._tasks.start(upkeep.sweep(self._node, self._config.kv.orphan_grace_s, directory), "sweep")
+        self._tasks.start(self._keep_up(bucket, directory), "check owner")
         log.info("serving", address=self._node.places.store_listen, arena=str(self._node.arena.path))
+
+    async def _keep_up(self, bucket: str, directory: Path | None) -> None:
+        """Begin the background work on the blob tier, once it is known to be this fleet's."""
+        node, kv = self._node, self._config.kv
+        if not await upkeep.check_owner(node, secret_id(cluster_secret(self._config.data)), bucket):
+            return
+        self._tasks.start(upkeep.measure(node), "measure")
+        self._tasks.start(upkeep.learn(node, self._tasks, directory), "learn")
+        if kv.blob_expiry_s:
+            self._tasks.start(upkeep.expire(node, kv.blob_expiry_s), "expire")
+        self._tasks.start(upkeep.sweep(node, kv.orphan_grace_s, directory), "sweep")
 
     def _serve_metrics(self) -> None:
         """Serve Prometheus metrics. The store works without them."""

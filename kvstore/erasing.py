@@ -22,6 +22,7 @@ from kvstore.host import StoreHost
 from kvstore.learning import learn_sessions
 from kvstore.metrics import count, log
 from kvstore.tiers.journal import Journal, JournalFull
+from kvstore.tiers.manifests import manifest_path
 from runtime.service import Tasks
 
 #: Seconds until the first answer at the latest.
@@ -125,6 +126,8 @@ class Erasing:
         if grave is None:
             return True
         if not node.knows_ssd or not node.store.erasure.settled(session):
+            return False
+        if session not in node.store.index.manifests and await node.catalogue.holds(manifest_path(session)):
             return False
         chunks = {key: fingerprint for key, fingerprint in grave.chunks.items() if key not in node.store.index.names}
         return not await asyncio.to_thread(self._remove_files, chunks)
@@ -290,6 +293,8 @@ class Erasing:
             left["blob"] += 1
         if not await node.blob.session_keys.are_gone(session, grave.number):
             left["blob"] += 1
+        if over and await node.catalogue.holds(manifest_path(session)):
+            left["ssd"] += 1
         if not await node.older.erase(session, tombstone.chunks):
             left["blob"] += 1
         if left["blob"] and again:

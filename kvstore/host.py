@@ -10,6 +10,7 @@ from kvstore.core.store import Store
 from kvstore.owners import Attached
 from kvstore.sizes import Sizes
 from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.catalogue import Catalogue
 from kvstore.tiers.older_formats import OlderFormats
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.transport import LeasedRanges
@@ -35,6 +36,8 @@ class StoreHost(Protocol):
     def blob(self) -> BlobTier: ...
     @property
     def older(self) -> OlderFormats: ...
+    @property
+    def catalogue(self) -> Catalogue: ...
     @property
     def write_back(self) -> WriteBack: ...
     @property

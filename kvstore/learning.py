@@ -10,6 +10,7 @@ from contracts.kv import Manifest
 from kvstore.core import events as ev
 from kvstore.host import StoreHost
 from kvstore.metrics import completed, log
+from kvstore.tiers.blob import ManifestsUnread
 
 
 async def learn_sessions(node: StoreHost, look: Callable[[Sequence[Manifest]], object] = lambda page: None) -> bool:
@@ -24,6 +25,9 @@ async def learn_sessions(node: StoreHost, look: Callable[[Sequence[Manifest]], o
             node.handle(ev.ManifestsListed(page, node.clock.now(), False, node.clock.wall()))
             look(page)
             await asyncio.sleep(0)
+    except ManifestsUnread as e:
+        complete = False
+        log.warning("the list of sessions is not complete; nothing is deleted for lack of use or name", error=str(e))
     except OSError as e:
         complete = False
         node.handle(ev.TierFailed(ev.TierChannel.BLOB_READ, str(e), node.clock.now()))

@@ -33,7 +33,7 @@ from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
-from kvstore.tiers.manifests import decode_manifest
+from kvstore.tiers.manifests import decode_manifest, manifest_path
 from kvstore.tiers.objects import Objects, open_store
 from kvstore.tiers.older_formats import OlderFormats
 from kvstore.tiers.populate import Populating
@@ -91,13 +91,8 @@ class StoreNode:
             quota_bytes={tenant: int(gib * GIB) for tenant, gib in config.kv.tenant_quota_gib.items()},
             most_sessions=most_sessions(config),
         )
-        self.catalogue = Catalogue(
-            self.places.ssd.parent / "sessions.sqlite",
-            config.kv.blob_url,
-            partial(decode_manifest, keys),
-            clock,
-            self._has_directory,
-        )
+        catalogue, decode = self.places.ssd.parent / "sessions.sqlite", partial(decode_manifest, keys)
+        self.catalogue = Catalogue(catalogue, config.kv.blob_url, decode, clock, self._has_directory)
         self.blob = BlobTier(blob_store, self.arena, keys, codecs, self.catalogue)
         self.ssd = SsdTier(
             self.places.ssd,
@@ -340,9 +335,10 @@ class StoreNode:
             case do.PutTombstone():
                 self.write_back.put_tombstone(instruction.tombstone)
             case do.DeleteKeys():
-                self.write_back.delete_keys(instruction.session, instruction.number)
+                self.write_back.delete_keys(instruction.session, instruction.number, expired=instruction.expired)
             case do.DeleteManifest():
                 self.write_back.delete_manifest(instruction.session)
+                start(self.catalogue.drop(manifest_path(instruction.session)), "catalogue")
             case do.FetchManifest():
                 start(self._fetch_manifest(instruction.session), "fetch-manifest")
             case do.TierChanged():

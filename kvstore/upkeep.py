@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from functools import partial
 from pathlib import Path
 
 from contracts.ids import SessionKey
@@ -44,26 +45,34 @@ _MOST_PENDING, _PENDING_PAUSE_S = 1000, 0.05
 _SWEEP, _NAMES = "sweep", "names"
 
 
-async def check_owner(node: StoreNode, own_id: str, bucket: str) -> None:
-    """Raises SecretDiffers when the blob tier belongs to a fleet with another cluster secret. A bucket that answers
-    late, while this node serves already, is only reported. bucket: what it is called in messages."""
+async def check_owner(node: StoreNode, own_id: str, bucket: str) -> bool:
+    """Whether the blob tier belongs to this fleet, once it answers: else nothing of it may be learnt or deleted. Raises
+    SecretDiffers when it does not, unless this node serves already. bucket: what it is called in messages."""
     begun_s, pause_s = node.clock.now(), _SHORTEST_PAUSE_S
     while (known := await node.blob.owner(own_id)) is None:
         await node.clock.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     if known == own_id:
-        return
+        return True
     differs = fleet.difference(own_id, bucket, known)
     if node.clock.now() - begun_s < _STARTS_S:
         raise fleet.SecretDiffers(f"{differs}, or give another kv.blob_url")
     log.error("the blob tier belongs to another fleet", reason=differs)
+    return False
 
 
 async def learn(node: StoreNode, tasks: Tasks, directory: Path | None) -> None:
     """At the start, and when the blob tier is back: learn which sessions the SSD's chunks belong to, and which chunks
     blob lacks. directory: the blob tier's, if it is one."""
-    node.blob_is_back = lambda: tasks.start(_learn(node), "learn")
-    await _learn(node)
+    learning = asyncio.Lock()
+
+    async def once() -> None:
+        if not learning.locked():  # the one that runs sees the tier come back, or fails and is followed by another
+            async with learning:
+                await _learn(node)
+
+    node.blob_is_back = lambda: tasks.start(once(), "learn")
+    await once()
     await _remove_staged(node, directory)
 
 
@@ -171,11 +180,17 @@ async def expire_once(node: StoreNode, idle_s: float, unchanged: Unchanged) -> i
     """
     await node.heed_tombstones()
     limit, unchanged_s = node.clock.wall() - idle_s, min(idle_s, _CLOCKS_DIFFER_S)
-    if not await learn_sessions(node):
+    named = Named()
+
+    def look(page: Sequence[Manifest]) -> None:
+        named.add([key for m in page if m.last_use_s >= limit for key in m.keys])
+
+    if not await learn_sessions(node, look):
         return 0
     expired, last = 0, None
+    expire = partial(_expire, node, limit=limit, named=named)
     while page := await node.catalogue.idle(limit, unchanged_s, last):
-        gone = [row for row in page if await _expire(node, row.session, limit)]
+        gone = [row for row in page if await expire(row.session)]
         await node.catalogue.forget(gone)
         expired, last = expired + len(gone), page[-1]
         while node.write_back.pending > _MOST_PENDING:
@@ -188,25 +203,24 @@ async def expire_once(node: StoreNode, idle_s: float, unchanged: Unchanged) -> i
                 unchanged.note(manifest, now)
         await asyncio.sleep(0)
     for session in unchanged.longer_than(unchanged_s, now):
-        expired += await _expire(node, session, limit)
+        expired += await expire(session)
     if expired:
         count("sessions_expired", expired)
     completed("expiry", node.clock.wall())
     return expired
 
 
-async def _expire(node: StoreNode, session: SessionKey, limit: float) -> bool:
-    """Erase the session unless it was used meanwhile. Reads its manifest from blob when the core does not keep it."""
-    manifests = node.store.index.manifests
-    if session not in manifests:
-        found = await node.blob.get_manifest(session)
-        if found is None:
-            return False
+async def _expire(node: StoreNode, session: SessionKey, limit: float, named: Container[bytes]) -> bool:
+    """Erase the session unless it was used meanwhile, here or on another node. named: chunks of sessions in use."""
+    found = await node.blob.find_manifest(session)
+    if isinstance(found, Manifest):
         node.handle(ev.ManifestFetched(session, found, node.clock.now()))
-    manifest = manifests.get(session)
+    elif found is not ev.Fault.MISSING:
+        return False
+    manifest = node.store.index.manifests.get(session)
     if manifest is None or manifest.last_use_s >= limit:
         return False
-    node.handle(ev.SessionErased(session, node.clock.now(), expired=True))
+    node.handle(ev.SessionErased(session, node.clock.now(), expired=True, kept=named))
     return True
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
-from kvstore.core.events import BlobWritten, Event, SsdWritten, TierChannel, Wrote
+from kvstore.core.events import BlobWritten, Event, Fault, SsdWritten, TierChannel, Wrote
 from kvstore.core.instructions import DeleteBlob, DeleteSsd, WriteBlob, WriteSsd
 from kvstore.core.tombstone import Tombstone
 from kvstore.failpoints import reach
@@ -186,7 +186,7 @@ class WriteBack:
             if isinstance(work, DeleteBlob):
                 await self._blob.delete_chunk(work.key, work.fingerprint)
                 return
-            ok, readable, sums, size = False, True, work.checksums, 0
+            ok, unreadable, sums, size = False, None, work.checksums, 0
             space = self._blob_space if TierChannel.BLOB_WRITE not in self._away else None
             if space is not None and await asyncio.to_thread(space.lacks, work.shape.chunk_bytes):
                 self._report(BlobWritten(work.key, Wrote.RESERVED, self._clock.now(), sums))
@@ -195,31 +195,48 @@ class WriteBack:
                 if TierChannel.BLOB_WRITE in self._away:
                     break
                 try:
-                    data, header = await asyncio.to_thread(self._object, work, self._secret(work.key))
+                    stored = await self._stored(work)
+                    data, header = await asyncio.to_thread(self._object, work, self._secret(work.key), stored)
                     # Without its key nobody could read it.
                     ok = header.seal is None or await self._is_stored(header.seal.key)
                     ok = ok and await self._blob.write(work.key, work.shape.fingerprint, data, header)
                     sums, size = header.checksums, sum(header.layout.lengths)
-                except (PieceLost, OSError):
-                    readable, pause = False, 0.0
+                except (PieceLost, FileNotFoundError):
+                    unreadable, pause = Wrote.LOST, 0.0
+                except OSError:
+                    unreadable, pause = Wrote.UNREADABLE, 0.0
                 if ok or not pause:
                     break
                 await self._clock.sleep(pause)
         BYTES_WRITTEN.labels("blob").inc(size if ok else 0)
-        tried = readable and TierChannel.BLOB_WRITE not in self._away
-        outcome = Wrote.OK if ok else Wrote.FAILED if tried else Wrote.NOT_TRIED
+        failed = Wrote.FAILED if TierChannel.BLOB_WRITE not in self._away else Wrote.NOT_TRIED
+        outcome = Wrote.OK if ok else unreadable or failed
         self._report(BlobWritten(work.key, outcome, self._clock.now(), sums))
 
-    def _object(self, work: WriteBlob, secret: SessionSecret | None) -> tuple[Path | bytes, Header]:
-        """What to store, with its header: the SSD's file if it has the blob tier's codec, and is encrypted if it should
-        be. Raises PieceLost, OSError."""
+    async def _stored(self, work: WriteBlob) -> Header | None:
+        """The header of the SSD's file, whose key is known then; None: it is written from the arena. Raises PieceLost,
+        OSError."""
         if work.offsets:
+            return None
+        header = await asyncio.to_thread(self._ssd.header, work.key, work.shape)
+        found = await self._keys.find(header.seal.key) if header.seal is not None else None
+        if found is Fault.ERASED:
+            raise PieceLost("the session's key is gone")
+        if isinstance(found, Fault):
+            raise OSError("the session's key cannot be read")
+        return header
+
+    def _object(
+        self, work: WriteBlob, secret: SessionSecret | None, header: Header | None
+    ) -> tuple[Path | bytes, Header]:
+        """What to store, with its header: the SSD's file if it has the blob tier's codec, and is encrypted if it should
+        be. header: of that file; None: the chunk is in the arena. Raises PieceLost, OSError."""
+        if header is None:
             pieces = views(self._arena, work.shape, work.offsets)
             stored = encode_chunk(
                 self._cluster_keys, work.key, work.shape, pieces, work.checksums, self._blob_codec, secret
             )
             return stored.to_bytes(), stored.header
-        header = self._ssd.header(work.key, work.shape)
         path = self._ssd.path(work.key, work.shape.fingerprint)
         codec = self._blob_codec.name if self._blob_codec is not None else RAW
         if header.layout.codec == codec and (header.seal is not None or secret is None):
@@ -254,14 +271,25 @@ class WriteBack:
                 await self._clock.sleep(pause)
 
     async def _is_stored(self, name: KeyName) -> bool:
-        """Whether the blob tier has the key, after one more try."""
+        """Whether the blob tier has the key, after one more try. Raises PieceLost when it is gone for good."""
+        if name not in self._keys.unstored:
+            there = await self._keys.confirm(name)
+            if there is False and name not in self._keys.unstored:
+                raise PieceLost("the session's key is gone")
+            if name not in self._keys.unstored:
+                return bool(there)
         writing = self._store_key(name)
         if writing is not None:
             await asyncio.wait([writing])
         return name not in self._keys.unstored
 
-    def delete_keys(self, session: SessionKey, number: int) -> None:
-        """Forget the keys of the session's lives below `number` now, and queue their deletion in the blob tier."""
+    def delete_keys(self, session: SessionKey, number: int, *, expired: bool = False) -> None:
+        """Forget the keys of the session's lives below `number` now, and queue their deletion in the blob tier.
+        expired: all of its keys; its life goes on."""
+        if expired:
+            self._keys.let_expire(session)
+            self._chain(session, partial(self._keys.delete_expired, session))
+            return
         self._keys.forget(session, number)
         self._chain(session, partial(self._delete_keys, session, number))
 

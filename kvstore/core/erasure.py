@@ -85,8 +85,12 @@ class Erasure:
         number = max(event.number, self._number(session, manifest, bool(claims)))
         named = claims | (dict.fromkeys((*manifest.keys, *manifest.former), manifest.fingerprint) if manifest else {})
         self._index.drop_manifest(session)
-        orphans = {key: fingerprint for key, fingerprint in named.items() if key not in self._index.names}
-        self._out.append(DeleteKeys(session, number))
+        orphans = {
+            key: fingerprint
+            for key, fingerprint in named.items()
+            if key not in self._index.names and key not in event.kept
+        }
+        self._out.append(DeleteKeys(session, number, event.expired))
         if not event.expired:
             self.graves.bury(Tombstone(session, number, orphans), is_open=True, blind=event.blind)
             self._note(session)

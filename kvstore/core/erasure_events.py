@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from contracts.ids import SessionKey
@@ -15,6 +15,7 @@ class SessionErased:
     and blob did not answer.
 
     expired: erased because it was idle or over a quota. Every node finds that out by itself, so nothing is journaled.
+    kept: chunks that sessions name that are not in memory.
     """
 
     session: SessionKey
@@ -22,6 +23,7 @@ class SessionErased:
     number: int = 0
     blind: bool = False
     expired: bool = False
+    kept: Container[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)

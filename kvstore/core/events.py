@@ -69,6 +69,8 @@ class Wrote(IntEnum):
     BROKEN = 4  #: the device reported an error, or the directory is unusable
     NOT_TRIED = 5  #: the tier is degraded
     RESERVED = 6  #: nothing was written: the rest of the disk is reserved (kv.disk_reserve)
+    LOST = 7  #: of a write from the SSD: its copy is damaged, missing, or nobody has its key
+    UNREADABLE = 8  #: of a write from the SSD: its copy, or that one's key, cannot be read now
 
 
 #: (owner, number chosen by it): unique while the owner, a worker or reading peer, is attached.

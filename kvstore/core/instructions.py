@@ -175,10 +175,11 @@ class NoteErasure:
 @dataclass(frozen=True, slots=True)
 class DeleteKeys:
     """Delete the keys of the session's lives below `number`, first of all: then no copy of its encrypted chunks can be
-    read."""
+    read. expired: all of its keys; its life goes on."""
 
     session: SessionKey
     number: int
+    expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

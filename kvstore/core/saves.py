@@ -27,7 +27,7 @@ from kvstore.core.events import (
 )
 from kvstore.core.fetches import PieceRef
 from kvstore.core.index import Chunk, Index
-from kvstore.core.instructions import Counted, Grant, Instruction, Sum, WriteBlob, WriteSsd
+from kvstore.core.instructions import Counted, DeleteSsd, Grant, Instruction, Sum, WriteBlob, WriteSsd
 from kvstore.core.ledger import Ledger
 from kvstore.core.meter import Meter
 from kvstore.core.room import Room
@@ -263,6 +263,13 @@ class Saves:
         self.blob_waiting_bytes -= chunk.shape.chunk_bytes
         if outcome is Wrote.OK:
             self._index.set_copy(chunk, "blob", CopyState.PRESENT, event.sums or chunk.ssd_sums or tuple(chunk.sums))
+        elif outcome in (Wrote.LOST, Wrote.UNREADABLE):
+            # Owed again at the next listing of blob, if it is still there.
+            self._index.set_copy(chunk, "blob", CopyState.SKIPPED)
+            self._out.append(Counted("blob_writes_unreadable"))
+            if outcome is Wrote.LOST and chunk.ssd is CopyState.PRESENT:
+                self._index.set_copy(chunk, "ssd", CopyState.ABSENT)
+                self._out.append(DeleteSsd(chunk.key, chunk.shape.fingerprint))
         else:
             self._not_in_blob(chunk, "blob_writes_skipped" if outcome in _SKIPPED else "blob_write_failures")
         self.pay()

@@ -21,7 +21,7 @@ from contracts.kv import KvShape, Manifest
 from kvstore.core.events import Fault, FoundCopy
 from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
-from kvstore.metrics import count
+from kvstore.metrics import count, log
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.catalogue import Catalogue, Row, Seen
 from kvstore.tiers.cluster_keys import ClusterKeys
@@ -50,6 +50,10 @@ _FOLDER_NAME = re.compile("[0-9a-f]{16}")
 def chunk_path(key: bytes, fingerprint: bytes) -> str:
     """The name of a chunk's object."""
     return f"chunks/{folder_name(fingerprint)}/{key.hex()}"
+
+
+class ManifestsUnread(Exception):
+    """The listing was whole, but the store does not give some of its objects."""
 
 
 class BlobTier:
@@ -329,8 +333,10 @@ class BlobTier:
 
     async def manifests(self) -> AsyncIterator[list[Manifest]]:
         """Yields all sessions' manifests in pages; unchanged ones come from the catalogue. Skips damaged ones and those
-        deleted meanwhile. Raises OSError when one cannot be read or the listing is incomplete."""
-        seen, catalogue = Seen(), self._catalogue
+        deleted meanwhile. Raises OSError when the listing is incomplete, and ManifestsUnread at its end when single
+        ones could not be read."""
+        catalogue, unread = self._catalogue, 0
+        seen = catalogue.begin() if catalogue is not None else Seen()
         try:
             async for page in self._objects.listed(PREFIX + "/"):
                 known = await catalogue.known(page, seen) if catalogue is not None else {}
@@ -340,13 +346,14 @@ class BlobTier:
                 if catalogue is not None:
                     await catalogue.note(rows, seen)
                 yield [*known.values(), *(row.manifest for row in rows)]
-                for failed in read:
+                for item, failed in zip(new, read, strict=True):
                     if isinstance(failed, BaseException) and not isinstance(failed, _GONE):
-                        raise OSError(f"a manifest cannot be read: {failed!r}") from failed
-        except OSError:
-            raise
+                        unread += 1
+                        log.warning("a session's manifest cannot be read", object=item.path, error=repr(failed))
         except Exception as e:
             raise OSError(f"the sessions cannot be listed: {e!r}") from e
+        if unread:
+            raise ManifestsUnread(f"{unread} manifests cannot be read")
         if catalogue is not None:
             await catalogue.complete(seen)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,8 @@ from runtime.clock import Clock
 
 #: Of the tables. A file of another version is made anew.
 _VERSION = 1
+#: Erased sessions that are remembered for listings that have begun before.
+_DROPPED = 100_000
 #: Sessions of one slice: what is forgotten or looked for between two other pieces of work.
 SLICE = 1000
 _TABLES = """
@@ -58,10 +61,10 @@ class Idle(NamedTuple):
 
 
 class Seen:
-    """Which rows a listing has shown: a bit for each."""
+    """Which rows a listing has shown: a bit for each. drops: the number of rows dropped before it began."""
 
-    def __init__(self) -> None:
-        self._bits = bytearray()
+    def __init__(self, drops: int = 0) -> None:
+        self._bits, self.drops = bytearray(), drops
 
     def add(self, row: int) -> None:
         """The listing has the row."""
@@ -90,10 +93,18 @@ class Catalogue:
         self._path, self._source, self._decode, self._clock, self._may_use = path, source, decode, clock, may_use
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catalogue")
         self._db: sqlite3.Connection | None = None
+        #: Paths of sessions that were erased, with their number: a listing that began before knows them still.
+        self._dropped: OrderedDict[str, int] = OrderedDict()
+        self._drops = 0
+        self._unclean = False  #: whether the write-ahead log may have what was dropped
         self._lived_before_s = 0.0  #: by earlier processes
         self._opened_s = 0.0
 
     # ---- listings
+
+    def begin(self) -> Seen:
+        """A listing begins."""
+        return Seen(self._drops)
 
     async def known(self, page: Sequence[Listed], seen: Seen) -> dict[str, Manifest]:
         """By path, the manifests of this part of a listing that have not changed. Mutates `seen`."""
@@ -114,7 +125,7 @@ class Catalogue:
 
     async def note(self, rows: Sequence[Row], seen: Seen) -> None:
         """Keep manifests that were read for a listing; those without a version are not kept. Mutates `seen`."""
-        kept = [row for row in rows if row.listed.version]
+        kept = [row for row in rows if row.listed.version and self._dropped.get(row.listed.path, 0) <= seen.drops]
         if kept:
             await self._run(lambda db: self._note(db, kept, seen), None)
 
@@ -164,6 +175,33 @@ class Catalogue:
             (*place, before_s, self._lived_s() - unchanged_s, SLICE),
         )
         return [Idle(last_use_s, ident, SessionKey(tenant, session)) for last_use_s, ident, tenant, session in rows]
+
+    async def drop(self, path: str) -> None:
+        """The session of this path was erased: overwrite what is known of it."""
+        self._drops += 1
+        self._dropped[path] = self._drops
+        self._dropped.move_to_end(path)
+        if len(self._dropped) > _DROPPED:
+            self._dropped.popitem(last=False)
+
+        def work(db: sqlite3.Connection) -> None:
+            with db:
+                gone = db.execute("DELETE FROM manifest WHERE path = ?", (path,)).rowcount
+            self._unclean = self._unclean or gone > 0
+
+        await self._run(work, None)
+
+    async def holds(self, path: str) -> bool:
+        """Whether the file may still have something of the erased session."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            if self._unclean:  # the log has what was overwritten, until it is empty
+                busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                self._unclean = bool(busy)
+            there = db.execute("SELECT 1 FROM manifest WHERE path = ?", (path,)).fetchone() is not None
+            return there or self._unclean
+
+        return await self._run(work, False)
 
     async def forget(self, rows: Sequence[Idle]) -> None:
         """These sessions' manifests are being deleted."""
@@ -243,6 +281,7 @@ class Catalogue:
         # A power cut loses the last commits at most, and then their manifests are read again.
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA secure_delete = ON")
         return db
 
     def _remove(self) -> None:

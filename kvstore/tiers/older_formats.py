@@ -20,6 +20,8 @@ from kvstore.tiers.manifests import manifest_path
 from kvstore.tiers.objects import Objects
 from kvstore.tiers.ssd_recovery import folder_name
 
+#: How each of their objects began.
+_MAGIC = b"UPBEAT"
 _PREFIXES = ("chunks/", "manifests/", "tombstones/", "confirmed/")
 #: A rolling upgrade must not take longer.
 KEPT_S = 7 * 86400.0
@@ -32,6 +34,7 @@ class OlderFormats:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+        self._old: set[str] = set()  #: at the last sweep, at most all that older stores left
 
     async def erase(self, session: SessionKey, chunks: Mapping[bytes, bytes]) -> bool:
         """Delete the session's manifest, what that names, and these chunks (key -> fingerprint). False when the store
@@ -56,15 +59,30 @@ class OlderFormats:
         return False
 
     async def sweep(self, now_s: float) -> int:
-        """Delete what is older than KEPT_S by the store's clock. Returns the number of objects. Raises when the store
-        fails. now_s: seconds since the epoch."""
+        """Delete what is older than KEPT_S by the store's clock, and was at the last sweep. Returns the number of
+        objects. Raises when the store fails. now_s: seconds since the epoch.
+
+        Others may keep objects of theirs below the same names, so each one's first bytes are looked at.
+        """
+        before, self._old = self._old, set()
         removed = 0
         for prefix in _PREFIXES:
             async for page in self._objects.listed(prefix):
                 for path in [item.path for item in page if item.written < now_s - KEPT_S]:
-                    await self._objects.forget(path)
-                    removed += 1
+                    if path not in before:
+                        self._old.add(path)
+                    elif await self._is_ours(path):
+                        await self._objects.forget(path)
+                        removed += 1
         return removed
+
+    async def _is_ours(self, path: str) -> bool:
+        try:
+            async with self._objects.looks:
+                start, _ = await self._objects.range(path, 0, len(_MAGIC))
+        except FileNotFoundError:
+            return False
+        return bytes(start) == _MAGIC
 
 
 def _named(manifest: bytes) -> dict[bytes, bytes]:

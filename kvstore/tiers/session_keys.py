@@ -10,7 +10,9 @@ Names are in key_names.py, what is encrypted with a key in sealing.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Container
 
@@ -21,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from kvstore.core.events import Fault
+from kvstore.metrics import count
 from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.key_names import PREFIX, KeyName, folder_of, name_of
 from kvstore.tiers.objects import Objects
@@ -34,6 +37,8 @@ _SESSIONS, _ENDED = 100_000, 100_000
 NOBODY = SessionKey("", "")
 #: Most keys of one session that are read beforehand.
 _LEARNED = 32
+#: A key in use is looked for in the blob tier this often, in seconds: another node may have let its session expire.
+_CONFIRM_S = 60.0
 
 
 def encode_key(keys: ClusterKeys, tenant: str, secret: SessionSecret) -> bytes:
@@ -65,7 +70,8 @@ class SessionKeys:
     """See the module. Used from one event loop, except `known`, which any thread may call. A failure is a value, as in
     blob.py.
 
-    Invariant: a key of a life that `forget` ended is not known again.
+    Invariants: a key of a life that `forget` ended is not known again; `_own` has exactly the keys that new files get,
+    and those that are not stored yet.
     """
 
     def __init__(self, objects: Objects, keys: ClusterKeys) -> None:
@@ -76,6 +82,8 @@ class SessionKeys:
         self._current: OrderedDict[SessionKey, SessionSecret] = OrderedDict()
         #: Keys made here that the blob tier does not have yet.
         self.unstored: dict[KeyName, tuple[SessionKey, bytes]] = {}
+        self._own: dict[KeyName, tuple[SessionKey, bytes]] = {}
+        self._confirmed_s: dict[KeyName, float] = {}  #: of keys that new files get: when the blob tier had them
         self._ended: OrderedDict[bytes, int] = OrderedDict()  #: by tag, the number below which lives have ended
         self._asking: dict[KeyName, asyncio.Task[SessionSecret | Fault]] = {}
         self._unclaimed: set[str] = set()  #: paths of keys of no known session, at the last sweep
@@ -91,16 +99,25 @@ class SessionKeys:
             return secret, False
         tag = self._keys.tag(session)
         made = SessionSecret(KeyName(tag, max(life, self._ended.get(tag, 0)), os.urandom(8)), os.urandom(_KEY_BYTES))
-        self._use(session, made)
-        self._note(made)
         if session != NOBODY:
             self.unstored[made.name] = session, made.key
+        self._use(session, made)
         return made, session != NOBODY
 
     def _use(self, session: SessionKey, secret: SessionSecret) -> None:
         self._current[session] = secret
+        self._own[secret.name] = session, secret.key
         if len(self._current) > _SESSIONS:
-            self._current.popitem(last=False)
+            # Nobody's key is used by all that belongs to nobody, and is nowhere else.
+            oldest = next(one for one in self._current if one != NOBODY)
+            self._disuse(oldest)
+
+    def _disuse(self, session: SessionKey) -> None:
+        """New files of the session get another key."""
+        secret = self._current.pop(session)
+        self._confirmed_s.pop(secret.name, None)
+        if secret.name not in self.unstored:
+            self._own.pop(secret.name, None)
 
     async def store(self, name: KeyName) -> bool:
         """Store a key that was made here. True when it is stored, or was erased meanwhile."""
@@ -113,13 +130,35 @@ class SessionKeys:
         ):
             return False
         self.unstored.pop(name, None)
+        self._confirmed_s[name] = time.monotonic()
+        current = self._current.get(session)
+        if current is None or current.name != name:
+            self._own.pop(name, None)
+            self._confirmed_s.pop(name, None)
         return True
+
+    async def confirm(self, name: KeyName) -> bool | None:
+        """Whether the blob tier has the key, asked anew now and then; None: it does not answer. One that new files get,
+        and that is gone because another node let its session expire, is unstored again. Nobody's counts as stored."""
+        own = self._own.get(name)
+        if own is not None and own[0] == NOBODY:
+            return True
+        if time.monotonic() - self._confirmed_s.get(name, -_CONFIRM_S) < _CONFIRM_S:
+            return True
+        there = await self._objects.has(name.path)
+        own = self._own.get(name)
+        if there and own is not None:
+            self._confirmed_s[name] = time.monotonic()
+        elif there is False and own is not None:
+            self.unstored[name] = own
+        return there
 
     # ---- for stored ones
 
     def known(self, name: KeyName) -> SessionSecret | None:
         """The key, if it is in memory."""
-        key = self._known.get(name.tag, {}).get(name)
+        own = self._own.get(name)
+        key = own[1] if own is not None else self._known.get(name.tag, {}).get(name)
         return SessionSecret(name, key) if key is not None else None
 
     async def find(self, name: KeyName) -> SessionSecret | Fault:
@@ -136,13 +175,18 @@ class SessionKeys:
     async def _read(self, name: KeyName) -> SessionSecret | Fault:
         if self._has_ended(name):
             return Fault.ERASED
-        try:
-            secret = decode_key(self._keys, name, await self._objects.get(name.path))
-        except (FileNotFoundError, PieceLost):
-            return Fault.ERASED
-        except Exception:
-            return Fault.UNAVAILABLE
-        return secret if self._note(secret) else Fault.ERASED
+        for _ in range(2):  # asked twice, because the answer may be damaged and not the object
+            try:
+                secret = decode_key(self._keys, name, await self._objects.get(name.path))
+            except FileNotFoundError:
+                return Fault.ERASED
+            except PieceLost:
+                count("session_keys_damaged")
+            except Exception:
+                break
+            else:
+                return secret if self._note(secret) else Fault.ERASED
+        return Fault.UNAVAILABLE
 
     async def learn(self, session: SessionKey) -> None:
         """Read the session's keys, so that none is waited for when its chunks come."""
@@ -182,11 +226,12 @@ class SessionKeys:
         self._ended[tag] = max(number, self._ended.pop(tag, 0))
         if len(self._ended) > _ENDED:
             self._ended.popitem(last=False)
-        current = self._current.get(session)
-        if current is not None and self._has_ended(current.name):
-            del self._current[session]
         for name in [name for name in self.unstored if name.tag == tag and self._has_ended(name)]:
             del self.unstored[name]
+            self._own.pop(name, None)
+        current = self._current.get(session)
+        if current is not None and self._has_ended(current.name):
+            self._disuse(session)
         left = {name: key for name, key in self._known.pop(tag, {}).items() if not self._has_ended(name)}
         if left:
             self._known[tag] = left
@@ -201,6 +246,27 @@ class SessionKeys:
             return not await self._ended_paths(session, number)
         except Exception:
             return False
+
+    def let_expire(self, session: SessionKey) -> None:
+        """Forget all keys of the session here. Its life goes on: its next chunks get a new key."""
+        tag = self._keys.tag(session)
+        for name in [name for name in self.unstored if name.tag == tag]:
+            del self.unstored[name]
+            self._own.pop(name, None)
+        if session in self._current:
+            self._disuse(session)
+        self._known.pop(tag, None)
+
+    async def delete_expired(self, session: SessionKey) -> None:
+        """Delete the session's keys from the blob tier, except those made here since it expired. The orphans' sweep
+        finds what could not be deleted."""
+        with contextlib.suppress(Exception):
+            folder = folder_of(self._keys.tag(session)) + "/"
+            paths = [path async for page in self._objects.names(folder) for path in page]
+            for path in paths:
+                name = name_of(path)
+                if name is None or name not in self._own:
+                    await self._objects.delete(path)
 
     async def are_gone(self, session: SessionKey, number: int) -> bool:
         """Whether the blob tier has no key of the session's lives below `number`."""

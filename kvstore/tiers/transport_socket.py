@@ -26,6 +26,7 @@ from typing import Any
 
 from contracts import identity
 from contracts.identity import Role, identity_of
+from kvstore.metrics import log
 from kvstore.tiers import same_machine
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
@@ -41,6 +42,8 @@ _IDLE_S, _READ_S = 120.0, 4.0
 _CONNECTIONS = 4
 #: Timeout of a TLS handshake.
 _HANDSHAKE_S = 2.0
+#: Most TLS handshakes at a time, and the pause after a connection that could not be accepted, in seconds.
+_HANDSHAKES, _ACCEPT_PAUSE_S = 64, 0.2
 
 
 class SocketTransport:
@@ -63,6 +66,7 @@ class SocketTransport:
         self._stopped = False
         self._own = credentials.own()
         self._serving = self._own.server_context() if self._own else None
+        self._handshakes = threading.BoundedSemaphore(_HANDSHAKES)
 
     async def start(self) -> None:
         """Raises OSError naming the address when the port is in use."""
@@ -86,16 +90,35 @@ class SocketTransport:
         while True:
             try:
                 connection, _ = server.accept()
-            except OSError:
-                return
+            except OSError as e:
+                if self._stopped:
+                    return
+                log.warning("a peer's connection could not be accepted", error=str(e))
+                time.sleep(_ACCEPT_PAUSE_S)  # for example no descriptor is free
+                continue
             connection.settimeout(_IDLE_S)
-            if connection.family != socket.AF_UNIX:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            elif not same_machine.is_own(connection):
+            if not self._admits(connection):
                 connection.close()
                 continue
             self._open.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="peer-serve", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="peer-serve", daemon=True).start()
+            except RuntimeError as e:  # no thread can be started
+                log.warning("a peer's connection could not be served", error=str(e))
+                self._open.discard(connection)
+                if self._shakes_hands(connection):
+                    self._handshakes.release()
+                connection.close()
+
+    def _admits(self, connection: socket.socket) -> bool:
+        """Whether to serve it. Who has not shown a certificate yet must not use up threads and descriptors."""
+        if connection.family == socket.AF_UNIX:
+            return same_machine.is_own(connection)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return not self._shakes_hands(connection) or self._handshakes.acquire(blocking=False)
+
+    def _shakes_hands(self, connection: socket.socket) -> bool:
+        return self._serving is not None and connection.family != socket.AF_UNIX
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, struct.error, ValueError), self._secured(connection) as secured:
@@ -109,7 +132,7 @@ class SocketTransport:
 
     def _secured(self, connection: socket.socket) -> socket.socket:
         """The connection after its handshake. Raises OSError."""
-        if self._serving is None or connection.family == socket.AF_UNIX:
+        if self._serving is None or not self._shakes_hands(connection):
             return connection
         connection.settimeout(_HANDSHAKE_S)
         try:
@@ -117,6 +140,8 @@ class SocketTransport:
         except OSError:
             refused()
             raise
+        finally:
+            self._handshakes.release()
         secured.settimeout(_IDLE_S)
         self._open.add(secured)
         self._open.discard(connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sqlite3
@@ -17,14 +18,15 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from obstore.exceptions import GenericError
 from obstore.store import LocalStore, MemoryStore
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.tiers import catalogue as module
-from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.blob import BlobTier, ManifestsUnread
 from kvstore.tiers.catalogue import Catalogue, Idle
-from kvstore.tiers.manifests import decode_manifest
+from kvstore.tiers.manifests import decode_manifest, manifest_path
 from runtime.clock import RealClock
 from tests.kvstore.tier_harness import KEYS
 
@@ -113,7 +115,7 @@ def spoil(path: Path, how: str, data: st.DataObject) -> None:
                 db.execute("PRAGMA user_version = 0")
             db.close()
         case "forged":
-            with sqlite3.connect(path) as db:
+            with contextlib.suppress(sqlite3.DatabaseError), sqlite3.connect(path) as db:  # it may be damaged already
                 db.execute("UPDATE manifest SET data = (SELECT data FROM manifest ORDER BY id LIMIT 1)")
             db.close()
 
@@ -238,3 +240,55 @@ async def test_a_process_killed_while_it_writes_leaves_a_catalogue_that_is_right
         bench.open()
         await bench.check()
         assert await bench.check() == 0
+
+
+async def test_nothing_of_an_erased_session_stays_in_the_file(bench: Bench) -> None:
+    for n in range(6):
+        await bench.put(n, float(n))
+    await bench.check()
+    gone = bench.truth[SESSIONS[3]]
+    path = manifest_path(gone.session)
+    assert await bench.catalogue.holds(path)
+    await bench.delete(3)
+    await bench.catalogue.drop(path)
+    assert not await bench.catalogue.holds(path)
+    files = [file.read_bytes() for file in bench.path.parent.glob("sessions.sqlite*")]
+    assert not any(gone.keys[0] in data for data in files)
+    assert await bench.check() == 0
+
+
+async def test_a_listing_that_began_before_an_erasure_does_not_bring_its_session_back(bench: Bench) -> None:
+    await bench.put(0, 1.0)
+    get, dropped = bench.blob._objects.get, asyncio.Event()
+
+    async def late(path: str) -> bytes:
+        data = await get(path)
+        await bench.catalogue.drop(path)  # erased after its manifest was read
+        dropped.set()
+        return data
+
+    bench.blob._objects.get = late  # type: ignore[method-assign]
+    assert [m async for page in bench.blob.manifests() for m in page] and dropped.is_set()
+    assert not await bench.catalogue.holds(manifest_path(SESSIONS[0]))
+
+
+async def test_a_manifest_that_cannot_be_read_makes_the_listing_incomplete_and_no_more(bench: Bench) -> None:
+    for n in range(4):
+        await bench.put(n, float(n))
+    get, bad = bench.blob._objects.get, manifest_path(SESSIONS[2])
+
+    async def archived(path: str) -> bytes:
+        if path == bad:
+            raise GenericError("this object is in an archive")
+        return await get(path)
+
+    bench.blob._objects.get = archived  # type: ignore[method-assign]
+    seen: list[SessionKey] = []
+
+    async def list_all() -> None:
+        async for page in bench.blob.manifests():
+            seen.extend(m.session for m in page)
+
+    with pytest.raises(ManifestsUnread):
+        await list_all()
+    assert set(seen) == {SESSIONS[n] for n in (0, 1, 3)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
@@ -215,3 +217,20 @@ def test_what_an_ssd_without_room_is_owed_waits_for_room():
     (paid,) = (i for i in store.handle(ev.BlobWritten(other.key, ev.Wrote.OK, 205.0)) if isinstance(i, do.WriteSsd))
     assert paid.key == write.key, "there is room now: the other one has a second copy"
     store.validate()
+
+
+@pytest.mark.parametrize("outcome", [ev.Wrote.LOST, ev.Wrote.UNREADABLE])
+def test_a_file_that_cannot_be_read_is_not_tried_for_blob_again_and_again(outcome: ev.Wrote) -> None:
+    store = make(4, {"a": (3, 10.0)}, backed=False)
+    out, tried = store.handle(ev.BlobListed(SHAPE.fingerprint, (), 100.0)), []
+    while writes := [i for i in out if isinstance(i, do.WriteBlob)]:
+        tried += [i.key for i in writes]
+        bad = writes[0].key == keys("a", 3)[0]
+        out = store.handle(ev.BlobWritten(writes[0].key, outcome if bad else ev.Wrote.OK, 101.0))
+        assert bad is bool([i for i in out if isinstance(i, do.Counted) and i.what == "blob_writes_unreadable"])
+        deleted = [i.key for i in out if isinstance(i, do.DeleteSsd)]
+        assert deleted == ([keys("a", 3)[0]] if bad and outcome is ev.Wrote.LOST else [])
+    assert sorted(tried) == sorted(keys("a", 3)) and not store.saves.waiting_bytes
+    store.validate()
+    again = store.handle(ev.BlobListed(SHAPE.fingerprint, set(keys("a", 3)[1:]), 102.0))
+    assert bool([i for i in again if isinstance(i, do.WriteBlob)]) is (outcome is ev.Wrote.UNREADABLE)

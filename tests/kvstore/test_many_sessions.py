@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from blake3 import blake3
 from obstore.store import MemoryStore
 
+from contracts.cluster import secret_id
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore import upkeep
@@ -150,3 +152,41 @@ async def test_a_sweep_of_a_million_sessions(capsys, tmp_path) -> None:
         )
     assert set(node.deleted) == set(orphans)
     assert grown < 1500
+
+
+async def test_what_expires_leaves_chunks_that_sessions_in_use_name(store, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(upkeep, "_CLOCKS_DIFFER_S", 0.0)
+    shared, idle_s = key(0, 0), 1000.0
+    node = Sweeper(store, 1, tmp_path)
+    now = node.clock.wall()
+    for n, used_s in (("idle", now - 2 * idle_s), ("busy", now), ("later", now)):
+        keys = [shared, blake3(n.encode()).digest()]
+        manifest = Manifest(SessionKey("t", n), "m", SHAPE.fingerprint, keys, 32, used_s)
+        await obstore.put_async(store, manifest_path(manifest.session), encode_manifest(KEYS, manifest))
+    assert await upkeep.expire_once(node, idle_s, upkeep.Unchanged()) == 1
+    assert node.deleted == [blake3(b"idle").digest()]
+
+
+async def test_a_session_that_another_node_has_used_meanwhile_does_not_expire(store, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(upkeep, "_CLOCKS_DIFFER_S", 0.0)
+    node, used = Sweeper(store, 10, tmp_path), SessionKey("t", "s")
+    old = Manifest(used, "m", SHAPE.fingerprint, [key(0, 0)], 16, 1e9)
+    await obstore.put_async(store, manifest_path(used), encode_manifest(KEYS, old))
+    idle = node.catalogue.idle
+
+    async def idle_then_used(*given: object) -> object:
+        found = await idle(*given)  # type: ignore[arg-type]
+        new = replace(old, last_use_s=node.clock.wall())
+        await obstore.put_async(store, manifest_path(used), encode_manifest(KEYS, new))
+        return found
+
+    node.catalogue.idle = idle_then_used  # type: ignore[method-assign, assignment]
+    assert await upkeep.expire_once(node, 1000.0, upkeep.Unchanged()) == 0 and not node.deleted
+
+
+async def test_a_bucket_of_another_fleet_is_nothing_to_keep_up(store, tmp_path) -> None:
+    node = Sweeper(store, 10, tmp_path)
+    assert await upkeep.check_owner(node, secret_id(b"a" * 32), "it")  # type: ignore[arg-type]
+    times = iter((0.0, 1000.0))
+    node.clock.now = lambda: next(times)  # type: ignore[method-assign]
+    assert not await upkeep.check_owner(node, secret_id(b"b" * 32), "it")  # type: ignore[arg-type]

@@ -96,8 +96,13 @@ async def test_what_nobody_wrote_for_a_week_goes_and_nothing_of_this_version(buc
     for path in (chunk_path(KEY, SHAPE.fingerprint), f"v3/{chunk_path(KEY, SHAPE.fingerprint)}"):
         os.utime(bucket / path, (long_ago, long_ago))
     older = OlderFormats(Objects(open_store("", {}, bucket, root="")))
-    assert await older.sweep(time.time()) == 1
+    for theirs in ("chunks/0a/backup-of-somebody", "manifests/database.dump"):
+        await obstore.put_async(top, theirs, b"not ours")
+        os.utime(bucket / theirs, (long_ago, long_ago))
+    assert [await older.sweep(time.time()) for _ in range(3)] == [0, 1, 0]
     assert paths(bucket) == {
+        "chunks/0a/backup-of-somebody",
+        "manifests/database.dump",
         manifest_path(SESSION),
         chunk_path(OTHER_KEY, SHAPE.fingerprint),
         f"v3/{chunk_path(KEY, SHAPE.fingerprint)}",

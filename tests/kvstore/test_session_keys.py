@@ -10,6 +10,7 @@ from obstore.store import LocalStore, MemoryStore
 from contracts.ids import SessionKey
 from kvstore.core.events import Fault
 from kvstore.core.named import Named
+from kvstore.tiers import session_keys as module
 from kvstore.tiers.key_names import KeyName, name_of
 from kvstore.tiers.objects import Objects
 from kvstore.tiers.sealing import SessionSecret
@@ -140,10 +141,58 @@ async def test_without_the_blob_tier_a_key_is_unavailable_and_not_erased():
     assert keys.known(secret.name) is None, "what is erased here is not read again, whatever the blob tier does"
 
 
-async def test_a_damaged_key_object_is_as_good_as_none(objects):
+async def test_a_damaged_key_object_locks_its_chunks_and_deletes_none(objects):
     secret = await made(node(objects), A)
     await objects.put("key", secret.name.path, b"UPBEATSK\x01nonsense")
-    assert await node(objects).find(secret.name) is Fault.ERASED
+    assert await node(objects).find(secret.name) is Fault.UNAVAILABLE
+
+
+async def test_an_answer_that_is_damaged_once_is_asked_for_again(objects, monkeypatch):
+    secret, get, asked = await made(node(objects), A), objects.get, 0
+
+    async def damaged_once(path):
+        nonlocal asked
+        asked += 1
+        data = await get(path)
+        return data if asked > 1 else data[:-1] + bytes([data[-1] ^ 1])
+
+    monkeypatch.setattr(objects, "get", damaged_once)
+    assert await node(objects).find(secret.name) == secret and asked == 2
+
+
+async def test_an_expired_session_gets_a_new_key_and_its_erasure_ends_that_one_too(objects):
+    keys = node(objects)
+    first = await made(keys, A)
+    keys.let_expire(A)
+    await keys.delete_expired(A)
+    assert await node(objects).find(first.name) is Fault.ERASED
+    second = await made(keys, A)
+    assert second.name != first.name and second.name.life == first.name.life
+    assert not await keys.are_gone(A, 1)
+    assert await keys.erase(A, 1) and await keys.are_gone(A, 1) and not await paths(objects)
+
+
+async def test_a_key_in_use_that_another_nodes_expiry_deleted_is_stored_again(objects, monkeypatch):
+    here, elsewhere = node(objects), node(objects)
+    secret = await made(here, A)
+    elsewhere.let_expire(A)
+    await elsewhere.delete_expired(A)
+    assert await here.confirm(secret.name), "it was there a moment ago"
+    monkeypatch.setattr(module, "_CONFIRM_S", 0.0)
+    assert await here.confirm(secret.name) is False and secret.name in here.unstored
+    assert await here.store(secret.name) and await elsewhere.find(secret.name) == secret
+
+
+async def test_keys_in_use_stay_known_however_many_others_are_read(objects, monkeypatch):
+    monkeypatch.setattr(module, "_SESSIONS", 3)
+    keys = node(objects)
+    nobodys, _ = keys.current(NOBODY, 0)
+    unstored, _ = keys.current(A, 0)
+    for n in range(10):
+        await keys.find((await made(node(objects), SessionKey("t", f"s{n}"))).name)
+        keys.current(SessionKey("t", f"own-{n}"), 0)
+    assert keys.known(nobodys.name) == nobodys and keys.current(NOBODY, 0)[0] == nobodys
+    assert keys.known(unstored.name) == unstored, "it is to be stored still"
 
 
 async def test_the_key_of_nobodys_chunks_is_never_stored(objects):

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import resource
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tiers import nixl, transport_nixl
+from kvstore.tiers import nixl, transport_nixl, transport_socket
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.transport import Card, LeasedRanges, PeerRange
 from kvstore.tiers.transport_auto import AutoTransport
@@ -235,6 +236,22 @@ async def test_nonsense_on_the_socket_harms_nobody(sockets):
             assert await asyncio.wait_for(reader.read(), 10) == b""
             writer.close()
     sockets.lease("lease", [(0, 0, 4096)])
+    assert await sockets.read([(0, 0, 4096)])
+
+
+async def test_peers_are_served_again_once_there_are_descriptors(sockets, monkeypatch):
+    monkeypatch.setattr(transport_socket, "_ACCEPT_PAUSE_S", 0.01)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sockets.lease("lease", [(0, 0, 4096)])
+    host, port = sockets.address.split(":")
+    used = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+    try:
+        one = socket.create_connection((host, int(port)))  # takes the last descriptor: accept has none
+        await asyncio.sleep(0.2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    one.close()
     assert await sockets.read([(0, 0, 4096)])
 
 
