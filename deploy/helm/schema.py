@@ -2,8 +2,8 @@
 
     .venv/bin/python deploy/helm/schema.py
 
-schema.yaml has the chart's own values. `models` and `config` are the services' configuration (runtime/config.py) without
-what the chart sets itself, so a misspelt setting is refused before anything is installed.
+schema.yaml has the chart's own values. `models` and `config` are the services' configuration (runtime/config.py)
+without what the chart sets itself, so a misspelt setting is refused before anything is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,19 @@ PAGE = HERE.parent.parent / "docs" / "kubernetes.md"
 BEGIN, END = "<!-- values: written by deploy/helm/schema.py -->\n", "<!-- end of values -->\n"
 #: What the chart sets, by section; the empty section: the top.
 OWNED: dict[str, set[str]] = {
-    "": {"model", "model_name", "models", "data", "run_dir", "shm_dir", "log_mib", "log_files", "nodes", "tls", "finetune"},
+    "": {
+        "model",
+        "model_name",
+        "models",
+        "data",
+        "run_dir",
+        "shm_dir",
+        "log_mib",
+        "log_files",
+        "nodes",
+        "tls",
+        "finetune",
+    },
     "GatewaySection": {"host", "port", "https", "processes", "api_keys", "token_secret"},
     "SchedulerSection": {"host", "port", "count", "addresses", "listen_host"},
     "KvSection": {"dram_gib", "hbm_gib", "blob_url", "blob_options", "failpoints"},
@@ -46,13 +58,18 @@ def schema() -> dict[str, Any]:
         part = definitions[name] if name else config
         for key in keys:
             del part["properties"][key]
-    kept = {name: part for name, part in definitions.items() if name not in ("NodesSection", "TlsSection", "FinetuneSection")}
+    kept = {
+        name: part
+        for name, part in definitions.items()
+        if name not in ("NodesSection", "TlsSection", "FinetuneSection")
+    }
     made["$defs"] |= kept
     config["description"] = "Further settings of the services, as in their YAML (docs/operating.md, docs/gateway.md)."
     made["properties"]["config"] = config | {"additionalProperties": False}
     made["properties"]["models"] = {
         "type": "object",
-        "description": "Models by their names in the API, as in the services' YAML, without nodes. Empty: the demo model.",
+        "description": "Models by their names in the API, as in the services' YAML, without nodes. Empty: the demo "
+        "model.",
         "patternProperties": {"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$": {"$ref": "#/$defs/RegisteredModel"}},
         "additionalProperties": False,
     }

