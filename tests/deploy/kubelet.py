@@ -57,7 +57,7 @@ class Running:
     def moved(self, text: str) -> str:
         """`text` with this pod's paths and address."""
         known = "|".join(re.escape(inside) for inside in sorted(self.paths, key=len, reverse=True))
-        text = re.sub(rf"(?<![\w/])({known})(?![\w-])", lambda found: self.paths[found[1]], text)
+        text = re.sub(rf"(?:(?<![\w/])|(?<=file://))({known})(?![\w-])", lambda found: self.paths[found[1]], text)
         return text.replace("127.0.0.1", self.address)
 
     def probe(self, which: str) -> bool:
