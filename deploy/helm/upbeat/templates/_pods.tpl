@@ -78,14 +78,14 @@ periodSeconds: {{ .period }}
 failureThreshold: {{ .failures }}
 {{- end -}}
 
-{{/* All three probes of a gRPC service. Of: address, who, startup (seconds). */}}
+{{/* All three probes of a gRPC service. Rare: each starts Python. Of: address, who, startup (seconds). */}}
 {{- define "upbeat.probes" -}}
 startupProbe:
-  {{- include "upbeat.probe" (dict "address" .address "who" .who "flags" "--alive " "period" 5 "failures" (div (add .startup 4) 5)) | nindent 2 }}
+  {{- include "upbeat.probe" (dict "address" .address "who" .who "flags" "--alive " "period" 10 "failures" (div (add .startup 9) 10)) | nindent 2 }}
 readinessProbe:
-  {{- include "upbeat.probe" (dict "address" .address "who" .who "flags" "" "period" 15 "failures" 2) | nindent 2 }}
+  {{- include "upbeat.probe" (dict "address" .address "who" .who "flags" "" "period" 30 "failures" 2) | nindent 2 }}
 livenessProbe:
-  {{- include "upbeat.probe" (dict "address" .address "who" .who "flags" "--alive " "period" 30 "failures" 4) | nindent 2 }}
+  {{- include "upbeat.probe" (dict "address" .address "who" .who "flags" "--alive " "period" 60 "failures" 3) | nindent 2 }}
 {{- end -}}
 
 {{/* What a worker, or a vLLM server, gets: a CPU engine has its device's memory here, and may fill the arena. Of: its
