@@ -58,7 +58,7 @@ test: $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) he
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 	$(if $(ARGS),,$(sdk_pytest))
 
-test-slow: $(VENV)/.tests $(RELEASE)/.tools ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
+test-slow: $(VENV)/.tests $(RELEASE)/.tools helm ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
 	$(call marked,slow and not vllm)
 
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
@@ -152,7 +152,7 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
 	$(BIN)/python bench/write_figures.py
 
-ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
+ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes helm ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
 	$(PYTEST) -m sample $(hang) $(ARGS)
 
 HELM := .cache/helm
