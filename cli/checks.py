@@ -99,13 +99,14 @@ def profile(
 
 
 def probe(
-    address: Annotated[str, typer.Argument(help="http, https or grpc, ://host:port")],
+    address: Annotated[str, typer.Argument(help="http, https or grpc, ://host:port; or unix:PATH")],
     who: Annotated[str, typer.Argument(help="Who must answer, as in its certificate: scheduler, node-0, ...")] = "",
+    alive: Annotated[bool, typer.Option("--alive", help="Any answer will do: it may be starting or draining.")] = False,
 ) -> int:
     """Exit with status 0 when the service at ADDRESS is healthy: the health check of containers."""
     from cli.operator import operator
     from cli.probe import healthy
     from contracts import identity
 
-    why = healthy(address, 5.0, identity.named(who) if who else None, operator())
+    why = healthy(address, 5.0, identity.named(who) if who else None, operator(), alive=alive)
     return fail(why, 1) if why else 0

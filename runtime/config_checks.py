@@ -32,6 +32,7 @@ def check(config: Config) -> None:
             f"worker.load_links = {config.worker.load_links}: a node has nodes.devices = {config.nodes.devices}, and "
             "weights come through the links of a node's own devices only; lower it, or raise nodes.devices"
         )
+    _check_same_ports(config)
     _check_schedulers(config)
     _check_models(config)
     _check_remap(config)
@@ -67,6 +68,16 @@ def check(config: Config) -> None:
             "lower either, nodes.base_port or nodes.device_base_port"
         )
     _check_internal(config)
+
+
+def _check_same_ports(config: Config) -> None:
+    nodes = config.nodes
+    for key, host in (("store_host", nodes.store_host), ("worker_host", nodes.worker_host)):
+        if nodes.same_ports and nodes.count > 1 and "{n}" not in host:
+            raise ConfigError(
+                f"nodes.same_ports with nodes.{key} = {host!r}: {nodes.count} nodes would listen on the same ports of "
+                f"one host; put {{n}} into nodes.{key}, or set nodes.same_ports: false"
+            )
 
 
 def _check_internal(config: Config) -> None:

@@ -53,8 +53,7 @@ def ssd_limit_bytes(config: Config, disk: Disk, held: int) -> int:
     """Size limit of one node's SSD tier: `kv.ssd_gib`, or its share of the disk."""
     if config.kv.ssd_gib:
         return int(config.kv.ssd_gib * GIB)
-    nodes_here = 1 if "{n}" in config.nodes.store_host else config.nodes.count
-    return int(_SSD_SHARE * _room(config, disk, held) / nodes_here)
+    return int(_SSD_SHARE * _room(config, disk, held) / config.nodes.on_each_host)
 
 
 def blob_limit_bytes(config: Config, disk: Disk | None, held: int, ssd: Path) -> int | None:

@@ -1,7 +1,8 @@
 """Addresses, ports and paths of a node's processes, from the configuration and the numbers of node and device.
 
 Node n has ten ports from `nodes.base_port` + 10 n. Each further device has two (worker, metrics), in a block behind the
-ports of all nodes or from `nodes.device_base_port`. So the ten ports do not depend on the number of devices.
+ports of all nodes or from `nodes.device_base_port`. So the ten ports do not depend on the number of devices. With
+`nodes.same_ports` every node has those of node 0, on its own host.
 """
 
 from __future__ import annotations
@@ -53,18 +54,27 @@ class NodePlaces:
 
 def node_ports(nodes: NodesSection) -> range:
     """The ports of all nodes, without those of further devices."""
-    return range(nodes.base_port, nodes.base_port + PORTS_A_NODE * nodes.count)
+    return range(nodes.base_port, nodes.base_port + PORTS_A_NODE * _blocks(nodes))
 
 
 def device_ports(nodes: NodesSection) -> range:
     """The ports of each node's devices after the first; empty when nodes have one device."""
     first = nodes.device_base_port or node_ports(nodes).stop
-    return range(first, first + PORTS_A_DEVICE * (nodes.devices - 1) * nodes.count)
+    return range(first, first + PORTS_A_DEVICE * (nodes.devices - 1) * _blocks(nodes))
+
+
+def _blocks(nodes: NodesSection) -> int:
+    """Nodes with ports of their own."""
+    return 1 if nodes.same_ports else nodes.count
+
+
+def _block(nodes: NodesSection, number: int) -> int:
+    return 0 if nodes.same_ports else number
 
 
 def places_of(nodes: NodesSection, data: Path, shm_dir: Path, number: int) -> NodePlaces:
     """The places of node `number`."""
-    n, base = nodes, nodes.base_port + PORTS_A_NODE * number
+    n, base = nodes, nodes.base_port + PORTS_A_NODE * _block(nodes, number)
     name, store = f"node-{number}", n.store_host.replace("{n}", str(number))
     directory = data / name
     return NodePlaces(
@@ -83,11 +93,12 @@ def places_of(nodes: NodesSection, data: Path, shm_dir: Path, number: int) -> No
 
 def _device(nodes: NodesSection, number: int, device: int, directory: Path) -> DevicePlaces:
     host = nodes.worker_host.replace("{n}", str(number)).replace("{d}", str(device))
+    block = _block(nodes, number)
     if device:
-        port = device_ports(nodes).start + PORTS_A_DEVICE * ((nodes.devices - 1) * number + device - 1)
+        port = device_ports(nodes).start + PORTS_A_DEVICE * ((nodes.devices - 1) * block + device - 1)
         metrics = port + _METRICS_OF_DEVICE
     else:
-        port, metrics = (nodes.base_port + PORTS_A_NODE * number + offset for offset in (1, _METRICS))
+        port, metrics = (nodes.base_port + PORTS_A_NODE * block + offset for offset in (1, _METRICS))
     return DevicePlaces(
         number=device,
         name=device_name(f"node-{number}", device, nodes.devices),

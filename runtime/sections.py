@@ -208,6 +208,8 @@ class NodesSection(BaseModel):
     base_port: int = Field(default=8100, ge=1, le=65000)
     #: First port of the devices from number 1 on, two each: worker, worker metrics. 0: behind the last node's ports.
     device_base_port: int = Field(default=0, ge=0, le=65535)
+    #: Every node has the ports of node 0: for nodes with a host each (`{n}` in both host names), such as pods.
+    same_ports: bool = False
     #: Host names of each node's processes; `{n}` is the node's number, and in worker_host `{d}` the device's.
     store_host: str = "127.0.0.1"
     worker_host: str = "127.0.0.1"
@@ -215,6 +217,11 @@ class NodesSection(BaseModel):
     listen_host: str = ""
     #: Network interface for UCX.
     ucx_interface: str = "lo"
+
+    @property
+    def on_each_host(self) -> int:
+        """Nodes that share a host, and so its memory, cores and disks: one where `store_host` differs by node."""
+        return 1 if "{n}" in self.store_host else self.count
 
 
 class TlsSection(BaseModel):

@@ -23,6 +23,8 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Also the timeout of one attempt to connect: a busy peer needs time for its handshake.
     ("grpc.min_reconnect_backoff_ms", 1_000),
+    # Half a minute by default: a pod that starts again has another address.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
 ]

@@ -318,7 +318,7 @@ def _image_bytes(config: Config) -> int:
         return 0
     if config.worker.images_gib is not None:
         return int(config.worker.images_gib * GIB)
-    arenas = config.nodes.count * int(config.kv.dram_gib * GIB)
+    arenas = config.nodes.on_each_host * int(config.kv.dram_gib * GIB)
     return max(found.f_bavail * found.f_frsize - arenas, 0) // 2
 
 

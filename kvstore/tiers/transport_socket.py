@@ -72,7 +72,7 @@ class SocketTransport:
         """Raises OSError naming the address when the port is in use."""
         host, _, port = self._listen.rpartition(":")
         try:
-            self._servers.append(socket.create_server((host, int(port)), backlog=64))
+            self._servers.append(_listening(host.strip("[]"), int(port)))
         except OSError as e:
             raise OSError(f"cannot listen on {self._listen}: {e.strerror}; is another stack running there?") from e
         if (local := same_machine.listening()) is not None:
@@ -223,7 +223,7 @@ class SocketTransport:
             return local
         host, _, port = address.rpartition(":")
         try:
-            connection = socket.create_connection((host, int(port)), timeout=self._read_s)
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=self._read_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._own is None:
                 return connection
@@ -281,3 +281,11 @@ def _node_of(connection: ssl.SSLSocket) -> str:
     names: Any = (connection.getpeercert() or {}).get("subjectAltName", ())
     who = identity_of(value for kind, value in names if kind == "DNS")
     return who.name if who is not None and who.role is Role.NODE else ""
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """`::` is every address of both versions, where the system can do that. Raises OSError."""
+    if ":" not in host:
+        return socket.create_server((host, port), backlog=64)
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=socket.AF_INET6, backlog=64, dualstack_ipv6=both)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +20,9 @@ import pytest
 from upbeat_here import upbeat
 
 from cli import doctor
+from cli.probe import healthy
 from cli.settings import BUNDLED_MODEL
+from runtime import rpc
 from runtime.config_file import load_config
 from runtime.native import abilities
 
@@ -328,6 +332,45 @@ def test_a_probe_is_the_exit_status(gateway: GatewayStandIn) -> None:
     assert upbeat("probe", "http://127.0.0.1:9").returncode == 1
     assert upbeat("probe", "grpc://127.0.0.1:9").returncode == 1
     assert upbeat("probe", "ftp://x").returncode == 1
+
+
+async def test_a_service_that_drains_is_alive_though_not_healthy() -> None:
+    server, checker = rpc.server("127.0.0.1:0", [])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        for serving in (True, False):
+            await rpc.set_serving(checker, serving)
+            said = await asyncio.to_thread(healthy, f"grpc://127.0.0.1:{port}", 5.0, None, None)
+            assert said == ("" if serving else f"grpc://127.0.0.1:{port}: NOT_SERVING")
+            assert not await asyncio.to_thread(healthy, f"grpc://127.0.0.1:{port}", 5.0, None, None, alive=True)
+    finally:
+        await server.stop(0)
+    assert "UNAVAILABLE" in healthy(f"grpc://127.0.0.1:{port}", 5.0, None, None, alive=True)
+
+
+def test_a_probe_asks_a_vllm_server_on_its_socket(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    assert upbeat("probe", f"unix:{path}").returncode == 1
+    answers = [b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", b""]
+    asked = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def serve() -> None:
+            for answer in answers:
+                connection = listening.accept()[0]
+                with connection:
+                    asked.append(connection.recv(1 << 16))
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        said = [healthy(f"unix:{path}", 5.0, None, None) for _ in answers]
+        thread.join()
+    assert said[0] == "" and said[1] == f"{path}: /health answered 503" and str(path) in said[2]
+    assert all(line.startswith(b"GET /health HTTP/1.1\r\n") for line in asked)
 
 
 def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:

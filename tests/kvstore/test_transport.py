@@ -321,3 +321,14 @@ async def test_a_start_that_takes_too_long_is_given_up_and_leaves_no_thread(
     loaded.set()
     await asyncio.to_thread(thread.join, 10)
     assert not thread.is_alive() and await made.read(Card("a", "i", b"", 0, 0, ""), "l", []) is False
+
+
+async def test_a_store_that_listens_on_every_address_is_reached_over_both_versions(arena: Arena, free_ports) -> None:
+    port = free_ports(1)
+    owner = SocketTransport(arena, LeasedRanges(), f"[::]:{port}", f"[::1]:{port}")
+    await owner.start()
+    try:
+        for host in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("::1",):
+            socket.create_connection((host, port), timeout=10).close()
+    finally:
+        await owner.stop()

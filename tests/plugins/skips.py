@@ -39,6 +39,7 @@ ALLOWED = {
     "gives huge pages",
     r"this kernel or file system does not say what its page cache holds": "another file system",
     r"this account may open only \d+ files": "ulimit -n",
+    r"Helm is not there; `make helm` fetches it": "make helm, on x86-64 Linux",
     r"containers cannot be brought up here: .*": "root, podman, runc and debootstrap",
     r"network namespaces are not to be had here: .*": "root and ip",
     r"the disk cannot be slowed: .*|.* is on no disk that the kernel could slow; .*": "root and control groups, "

@@ -19,15 +19,17 @@ from contracts import identity
 from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.config_file import load_config
+from runtime.registry import models_of
 from runtime.vllm_checks import vllm_nodes
 from scheduler.metrics import metrics_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
-#: The stack, and what the profile `vllm` adds.
+#: The stack, and what the profiles `vllm` and `gpu` add.
 EVERY = {name: service for name, service in COMPOSE["services"].items() if name != "certs"}
 SERVICES = {name: service for name, service in EVERY.items() if "profiles" not in service}
 OF_VLLM = {name: service for name, service in EVERY.items() if service.get("profiles") == ["vllm"]}
+OF_GPU = {name: service for name, service in EVERY.items() if service.get("profiles") == ["gpu"]}
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 IMAGE_SETTINGS = dict(re.findall(r"\b(UPBEAT__\w+)=(\S+)", DOCKERFILE))
 
@@ -50,14 +52,17 @@ def config_of(service: str, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 STACK = stack_plan(2)
 NODE_OF_VLLM = [planned for planned in stack_plan(3, vllm=[2]) if planned.node == 2]
+NODE_OF_GPU = [planned for planned in stack_plan(4) if planned.node == 3]
 
 
 def test_it_is_the_stack_that_the_launcher_starts() -> None:
     assert set(SERVICES) == {planned.name for planned in STACK}
     assert set(OF_VLLM) == {planned.name for planned in NODE_OF_VLLM}
+    assert set(OF_GPU) == {planned.name for planned in NODE_OF_GPU}
+    assert len(EVERY) == len(SERVICES) + len(OF_VLLM) + len(OF_GPU)
 
 
-@pytest.mark.parametrize("planned", [*STACK, *NODE_OF_VLLM], ids=lambda planned: planned.name)
+@pytest.mark.parametrize("planned", [*STACK, *NODE_OF_VLLM, *NODE_OF_GPU], ids=lambda planned: planned.name)
 def test_every_command_is_a_program_with_its_own_flags(planned: Any) -> None:
     program, *flags = EVERY[planned.name]["command"]
     assert program == planned.program
@@ -111,6 +116,27 @@ def test_a_node_of_vllm_is_one_more_with_a_model_of_its_own(monkeypatch: pytest.
     assert all(mount["data"] == str(node.data) for mount in mounts.values())
     assert mounts["kvstore-2"]["node-2-arena"] == mounts["vllm-server-2"]["node-2-arena"] == str(node.shm_dir)
     assert mounts["vllm-server-2"]["node-2-run"] == mounts["sidecar-2"]["node-2-run"] == str(node.run_dir)
+
+
+def test_a_node_with_a_gpu_is_one_more_with_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment("worker-3") == environment("kvstore-3")
+    fleet, node = config_of("gateway", monkeypatch), config_of("worker-3", monkeypatch)
+    assert fleet.scheduler_addresses == node.scheduler_addresses and fleet.data == node.data
+    assert list(models_of(node, 3)) == ["gpu"] and node.worker.device == "cuda" and fleet.nodes.count == 2
+    places = node.node(3)
+    assert (places.store_address, places.devices[0].worker_address) == ("kvstore-3:8130", "worker-3:8131")
+    for service, address in (("kvstore-3", places.store_listen), ("worker-3", places.devices[0].worker_listen)):
+        asked = f"grpc://127.0.0.1:{port_of(address)}"
+        assert EVERY[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", asked, "node-3"]
+    mounts = [
+        dict(m.rsplit(":", 2)[:2] if m.endswith(":ro") else m.split(":") for m in EVERY[name]["volumes"])
+        for name in OF_GPU
+    ]
+    assert all(each["node-3-arena"] == str(node.shm_dir) and each["data"] == str(node.data) for each in mounts)
+    assert mounts[1]["${UPBEAT_MODELS:-./models}"] == "/models" and str(node.models["gpu"].path) == "/models/demo"
+    (device,) = EVERY["worker-3"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert [name for name, service in EVERY.items() if "deploy" in service] == ["worker-3"], "nobody else has a GPU"
 
 
 def test_without_a_key_the_gateway_refuses_to_listen_beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +247,7 @@ def test_a_node_shares_one_arena_and_everybody_who_stores_shares_the_data(monkey
             assert mounts == {"data": str(config.data), "certs": certs, f"node-{n}-arena": str(config.shm_dir)}
         volume = COMPOSE["volumes"][f"node-{n}-arena"]["driver_opts"]
         assert (volume["type"], volume["device"]) == ("tmpfs", "tmpfs")
-    arenas = {"node-0-arena", "node-1-arena", "node-2-arena"}
+    arenas = {f"node-{n}-arena" for n in range(4)}
     assert set(COMPOSE["volumes"]) == {"data", "certs", "node-2-run", "models", *arenas}
 
 
@@ -229,7 +255,7 @@ def test_every_service_waits_for_certificates_which_only_their_maker_writes(monk
     directory = str(config_of("gateway", monkeypatch).tls.directory)
     maker = COMPOSE["services"]["certs"]
     assert maker["command"][:4] == ["upbeat", "certs", "init", directory] and maker["volumes"] == [f"certs:{directory}"]
-    assert maker["command"][4:] == ["--nodes", "3"], "two of the stack, and vLLM's"
+    assert maker["command"][4:] == ["--nodes", "4"], "two of the stack, vLLM's, and the one with a GPU"
     for service in EVERY.values():
         assert service["depends_on"]["certs"] == {"condition": "service_completed_successfully"}
         assert f"certs:{directory}:ro" in service["volumes"]

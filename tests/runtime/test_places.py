@@ -64,6 +64,24 @@ def test_each_worker_may_have_a_host() -> None:
     assert config.device(1, 1).worker_listen == "0.0.0.0:8122"
 
 
+def test_nodes_with_a_host_each_may_have_the_same_ports() -> None:
+    config = nodes(count=3, devices=2, same_ports=True, store_host="n-{n}", worker_host="n-{n}", listen_host="0.0.0.0")
+    first, last = config.node(0), config.node(2)
+    assert (first.store_address, last.store_address) == ("n-0:8100", "n-2:8100")
+    assert [device.worker_address for device in last.devices] == ["n-2:8101", "n-2:8110"]
+    assert last.store_listen == first.store_listen and last.store_metrics_port == first.store_metrics_port
+    assert (node_ports(config.nodes), device_ports(config.nodes)) == (range(8100, 8110), range(8110, 8112))
+    assert first.ssd != last.ssd and first.arena_stem != last.arena_stem
+
+
+@pytest.mark.parametrize("key", ["store_host", "worker_host"])
+def test_the_same_ports_on_one_host_are_refused(key: str) -> None:
+    hosts = {"store_host": "n-{n}", "worker_host": "n-{n}"}
+    with pytest.raises(ConfigError, match=rf"nodes\.same_ports with nodes\.{key} = 'n': 2 nodes .* put \{{n\}} into"):
+        nodes(same_ports=True, **(hosts | {key: "n"}))
+    assert nodes(count=1, same_ports=True).node(0).store_address == "127.0.0.1:8100"
+
+
 def test_a_device_that_a_node_does_not_have_is_refused() -> None:
     for device in (-1, 2):
         with pytest.raises(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,3 +133,5 @@ def test_threads_are_those_that_are_configured_or_a_workers_share(tmp_path: Path
     many = load_config(None, {"worker": {"threads": 5}})
     assert compute_threads(many) == 5
     assert compute_threads(load_config(None, {"nodes": {"count": 256, "base_port": 30000}})) == 1
+    apart = {"nodes": {"count": 256, "store_host": "node-{n}"}, "tls": {"directory": "/certs"}}
+    assert compute_threads(load_config(None, apart)) == (os.cpu_count() or 1), "each node has a host for itself"

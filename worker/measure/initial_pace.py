@@ -26,7 +26,8 @@ _SOURCES = {Source.DRAM: ("dram",), Source.SSD: ("ssd", "ssd_cold"), Source.PEER
 
 def compute_threads(config: Config) -> int:
     """Number of compute threads: as configured, else the machine's cores divided by its workers."""
-    return config.worker.threads or max(1, (os.cpu_count() or 1) // config.devices)
+    workers = config.nodes.on_each_host * config.nodes.devices
+    return config.worker.threads or max(1, (os.cpu_count() or 1) // workers)
 
 
 def subject(shape: KvShape, threads: int, computes: str) -> Subject:
