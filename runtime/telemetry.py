@@ -12,11 +12,17 @@ from typing import Any
 
 import structlog
 from blake3 import blake3
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, generate_latest
 
+# A series more for each counter, which no dashboard reads.
+disable_created_metrics()
 #: The process's registry, shown at `/metrics`.
 REGISTRY = CollectorRegistry()
 _TASKS = Gauge("upbeat_tasks", "asyncio tasks that have not ended", registry=REGISTRY)
+#: `process_*`, as every Prometheus client shows them.
+ProcessCollector(registry=REGISTRY)
+#: Figures that a process shows under names of others too, and that say nothing new to a scheduler.
+_TWICE = ("vllm:", "process_")
 
 
 def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -73,11 +79,13 @@ def logger(name: str) -> Any:
 
 
 def samples() -> dict[str, float]:
-    """Counters and gauges by name and labels, as in `metrics_text`; histograms as count and sum."""
+    """Counters and gauges of Upbeat by name and labels, as in `metrics_text`; histograms as count and sum."""
     found = {}
     for metric in REGISTRY.collect():
+        if metric.name.startswith(_TWICE):
+            continue
         for sample in metric.samples:
-            if not sample.name.endswith(("_created", "_bucket")):
+            if not sample.name.endswith("_bucket"):
                 labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
                 found[sample.name + (f"{{{labels}}}" if labels else "")] = float(sample.value)
     return found

@@ -87,10 +87,10 @@ class SidecarMetrics(Collector):
         )
         hit.add_metric(["hbm"], sample.cache_hits * shape.token_bytes)
         loaded = CounterMetricFamily(
-            "upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for a demand or a hint", labels=["for"]
+            "upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for: demand, hint", labels=["for"]
         )
         loaded.add_metric(["demand"], sample.external_hits * shape.token_bytes)
         preempted = CounterMetricFamily(
-            "upbeat_worker_preemptions", "Sequences that gave their place and pages to others", sample.preemptions
+            "upbeat_worker_preemptions", "Requests that gave their place and pages to others", sample.preemptions
         )
         yield from (used, limit, tier, hit, loaded, preempted)
