@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from runtime.telemetry import REGISTRY
+from runtime.telemetry import REGISTRY, from_zero
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2)
@@ -66,7 +66,7 @@ HINTS = Counter(
 )
 RETRIES = Counter(
     "upbeat_gateway_retries",
-    "Attempts at another node or again, cause: no node, unreachable, or how the node was lost",
+    "Attempts after the first, cause: no node, unreachable, worker lost, worker failed, late",
     ["cause"],
     registry=REGISTRY,
 )
@@ -103,6 +103,17 @@ HANDSHAKES = Counter(
     registry=REGISTRY,
 )
 BODY_BYTES = Gauge("upbeat_gateway_body_bytes", "Bytes of request bodies that are held", registry=REGISTRY)
+
+
+from_zero(TURN_RECORDS, "told", "lost", "dropped")
+from_zero(HINTS, *((kind, what) for kind in ("advisory", "invalidation") for what in ("told", "lost", "dropped")))
+from_zero(HINTS, ("advisory", "limited"))
+from_zero(RETRIES, "no node", "unreachable", "worker lost", "worker failed", "late")
+from_zero(POISONOUS, "found", "refused")
+from_zero(PLACED, "hint", "scheduler", "standby", "direct")
+from_zero(LIMITED, "requests", "tokens", "concurrent", "day", "month")
+from_zero(SHED, "bodies", "decoding", "requests", "connections")
+from_zero(CUT, "headers", "write")
 
 
 @cache

@@ -117,6 +117,19 @@ _LOGGED_ONCE = {
     "blob_write_failures",
     "shape_mismatches",
 }
+#: Sources of pieces, and counts that an alert or a dashboard watches.
+_SOURCES = ("ssd", "peer", "blob")
+_WATCHED = ("chunks_missed", "saves_over_limit", "erasures_unfinished", "journal_failures", "peer_failures")
+_RANKS = ("unsaved", "dropped", "unadvised", "advised")
+telemetry.from_zero(EVENTS, *_WATCHED)
+telemetry.from_zero(BYTES_READ, *_SOURCES)
+telemetry.from_zero(BYTES_WRITTEN, "ssd", "blob")
+telemetry.from_zero(_LABELLED["hit_bytes"], "dram", *_SOURCES)
+telemetry.from_zero(_LABELLED["hint_bytes"], "used", "late", "wasted")
+telemetry.from_zero(_LABELLED["evicted_bytes"], *(("dram", rank) for rank in _RANKS))
+telemetry.from_zero(_LABELLED["evicted_bytes"], *(("ssd", reason) for reason in (*_RANKS[1:], "unnamed", "only copy")))
+for _damage in ("checksum_failures", "medium_errors", "missing_pieces", "erased_pieces", "locked_pieces"):
+    telemetry.from_zero(_LABELLED[_damage], *_SOURCES)
 _seen: set[tuple[str, ...]] = set()
 log = telemetry.logger("kvstore")
 

@@ -73,6 +73,13 @@ def configure_logs(service: str, level: str = "info", key: Callable[[], bytes] =
     structlog.contextvars.bind_contextvars(service=service)
 
 
+def from_zero(metric: Any, *values: str | tuple[str, ...]) -> None:
+    """Show these values of a metric's labels from the start, with 0: else `rate` and `increase` do not see the first
+    event of its kind."""
+    for each in values:
+        metric.labels(*((each,) if isinstance(each, str) else each))
+
+
 def logger(name: str) -> Any:
     """A structured logger: `log.info("what happened", key=value)`."""
     return structlog.get_logger(module=name)

@@ -80,6 +80,13 @@ class SidecarMetrics(Collector):
             "upbeat_worker_model_kv_limit_bytes", "Bytes of HBM that a model's KV may hold", labels=["model"]
         )
         limit.add_metric([name], total * shape.piece_bytes)
+        requests = GaugeMetricFamily(
+            "upbeat_worker_requests",
+            "Requests by state: running (in steps), loading (their KV comes), waiting (for their turn or memory)",
+            labels=["model", "state"],
+        )
+        requests.add_metric([name, "running"], sample.running)
+        requests.add_metric([name, "waiting"], sample.waiting)
         tier = GaugeMetricFamily("upbeat_worker_used_bytes", "Bytes that a tier of this worker holds", labels=["tier"])
         tier.add_metric(["hbm"], (total - free) * shape.piece_bytes)
         hit = CounterMetricFamily(
@@ -93,4 +100,4 @@ class SidecarMetrics(Collector):
         preempted = CounterMetricFamily(
             "upbeat_worker_preemptions", "Requests that gave their place and pages to others", sample.preemptions
         )
-        yield from (used, limit, tier, hit, loaded, preempted)
+        yield from (used, limit, requests, tier, hit, loaded, preempted)

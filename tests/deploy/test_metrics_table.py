@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.metrics_table import PAGE, SERVICES, of, page
+from deploy.monitoring.metrics_table import PAGE, SERVICES, of, page
 from loadtest.stack import Stack
 from runtime.config_file import load_config
 from scheduler.metrics import METRICS_PORT
-from tests.e2e.chat import ask
 
 ROOT = Path(__file__).parents[2]
 #: By service: metric to its type and labels.
@@ -47,7 +47,8 @@ def test_running_services_show_what_the_page_says(tmp_path: Path) -> None:
     demo = ROOT / "models" / "demo"
     settings = {"gateway": {"processes": 1}, "worker": {"remap": "auto"}, "scheduler": {"count": 1}}
     with Stack(models={"a": demo, "b": demo}, nodes=1, directory=tmp_path, settings=settings) as stack:
-        ask(stack.url, "a", "hello")
+        asked = {"model": "a", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+        httpx.post(f"{stack.url}/v1/chat/completions", json=asked, timeout=60).raise_for_status()
         config = load_config(stack.config_file, {"data": str(stack.data), "nodes": {"count": 1}})
         base = config.nodes.base_port
         pages = {

@@ -40,6 +40,7 @@ ALLOWED = {
     r"this kernel or file system does not say what its page cache holds": "another file system",
     r"this account may open only \d+ files": "ulimit -n",
     r"containers cannot be brought up here: .*": "root, podman, runc and debootstrap",
+    r"Prometheus is not installed: apt-get install prometheus": "what it names, as .ci/run does",
     r"network namespaces are not to be had here: .*": "root and ip",
     r"the disk cannot be slowed: .*|.* is on no disk that the kernel could slow; .*": "root and control groups, "
     "and /tmp on a disk",

@@ -58,6 +58,7 @@ _OUTCOMES = Counter(
     ["outcome"],
     registry=telemetry.REGISTRY,
 )
+telemetry.from_zero(_OUTCOMES, "known", "compiled", "refused", "killed", "busy")
 
 
 class GrammarConstraint:

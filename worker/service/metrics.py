@@ -62,6 +62,17 @@ class WorkerMetrics(Collector):
             used.add_metric([engine.model_name], told.kv_bytes)
             limit.add_metric([engine.model_name], told.kv_limit_bytes)
         yield from (state, used, limit)
+        requests = GaugeMetricFamily(
+            "upbeat_worker_requests",
+            "Requests by state: running (in steps), loading (their KV comes), waiting (for their turn or memory)",
+            labels=["model", "state"],
+        )
+        for engine in self._engines:
+            now = engine.counts
+            requests.add_metric([engine.model_name, "running"], now.running)
+            requests.add_metric([engine.model_name, "loading"], now.loading)
+            requests.add_metric([engine.model_name, "waiting"], now.waiting - now.loading)
+        yield requests
 
     def _device(self) -> Metric:
         family = GaugeMetricFamily(

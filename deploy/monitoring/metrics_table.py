@@ -1,7 +1,7 @@
 """Writes docs/metrics.md: every metric of every service, read from the services' own registries.
 
-    .venv/bin/python deploy/metrics_table.py             writes the page
-    .venv/bin/python deploy/metrics_table.py --check     says whether it is up to date
+    .venv/bin/python -m deploy.monitoring.metrics_table             writes the page
+    .venv/bin/python -m deploy.monitoring.metrics_table --check     says whether it is up to date
 
 Each service is asked in a process of its own, because a process has one registry. Collectors that show a running
 service are given one with nothing in it: names, types and labels do not depend on what runs.
@@ -20,12 +20,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 HEAD = """\
 # Metrics
 
-Every metric of every service. `deploy/metrics_table.py` writes this page from the code; a test compares it with what
+Every metric of every service. `make metrics-table` writes this page from the code; a test compares it with what
 running services show. Where to scrape, alerts and dashboards: [monitoring.md](monitoring.md).
 
 Counters end in `_total`. A histogram has `_bucket` (with the label `le`), `_sum` and `_count`. Times are in seconds,
@@ -113,7 +113,11 @@ def shown(registry: Any) -> list[Shown]:
 def of(service: str) -> list[Shown]:
     """What `service` shows."""
     asked = subprocess.run(
-        [sys.executable, __file__, "--service", service], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-m", "deploy.monitoring.metrics_table", "--service", service],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
     return [Shown(**{**each, "labels": tuple(each["labels"])}) for each in json.loads(asked.stdout)]
 
@@ -167,7 +171,7 @@ def main() -> int:
     text = page({service: of(service) for service in SERVICES})
     if asked.check:
         same = PAGE.exists() and PAGE.read_text() == text
-        print("docs/metrics.md is up to date" if same else "docs/metrics.md is old: run deploy/metrics_table.py")
+        print("docs/metrics.md is up to date" if same else "docs/metrics.md is old: run `make metrics-table`")
         return 0 if same else 1
     PAGE.write_text(text)
     return 0
