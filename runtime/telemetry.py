@@ -15,7 +15,7 @@ from blake3 import blake3
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, generate_latest
 
 # A series more for each counter, which no dashboard reads.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 #: The process's registry, shown at `/metrics`.
 REGISTRY = CollectorRegistry()
 _TASKS = Gauge("upbeat_tasks", "asyncio tasks that have not ended", registry=REGISTRY)
