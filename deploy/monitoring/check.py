@@ -40,8 +40,7 @@ _SETTINGS = {
 
 @contextmanager
 def loaded(directory: Path, seconds: float) -> Iterator[tuple[Prometheus, float, float]]:
-    """A Prometheus that has scraped a loaded stack for so long, and from when to when (Unix time). Both have ended
-    their load but still run."""
+    """A Prometheus that has scraped a loaded stack for so long, and from when to when (Unix time)."""
     with Stack(nodes=2, hbm_gib=0.038, dram_gib=0.03, directory=directory / "stack", settings=_SETTINGS) as stack:
         config = load_config(
             stack.config_file,

@@ -29,8 +29,8 @@ Every metric of every service. `make metrics-table` writes this page from the co
 running services show. Where to scrape, alerts and dashboards: [monitoring.md](monitoring.md).
 
 Counters end in `_total`. A histogram has `_bucket` (with the label `le`), `_sum` and `_count`. Times are in seconds,
-sizes in bytes. With several gateway processes each of theirs has the label `process` too. Labels named after a colon in
-the text have the values that follow.
+sizes in bytes. With several gateway processes each of theirs has the label `process` too. Where a text has a label's
+name and a colon, its values follow.
 """
 
 

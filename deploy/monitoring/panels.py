@@ -47,10 +47,12 @@ def rate(metric: str, by: str = "", selector: str = "") -> str:
 
 
 def panel(title: str, text: str, unit: str, *queries: tuple[str, str], stacked: bool = False) -> Panel:
+    """A panel of these (PromQL, legend)."""
     return Panel(title, text, unit, tuple(Query(*each) for each in queries), stacked)
 
 
 def quantiles(title: str, text: str, metric: str, selector: str = "", by: str = "") -> Panel:
+    """Median, p90 and p99 of a histogram in seconds. by: further labels, each after ", "."""
     return panel(
         title,
         text,
