@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
+.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean dashboards metrics-table lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -151,6 +151,13 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 
 figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
 	$(BIN)/python bench/write_figures.py
+
+metrics-table: $(VENV)/.tests ## write docs/metrics.md again, from the code
+	$(BIN)/python -m deploy.monitoring.metrics_table
+
+dashboards: $(VENV)/.tests ## write deploy/grafana, ask each query of a Prometheus that scrapes a loaded stack, draw docs/dashboards (prometheus; 3 minutes)
+	$(BIN)/python -m deploy.monitoring.dashboards
+	$(BIN)/python -m deploy.monitoring.check $(ARGS)
 
 ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes helm ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
 	$(PYTEST) -m sample $(hang) $(ARGS)

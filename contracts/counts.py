@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Counts:
     """An engine's load now. outstanding_s: seconds of work by priority. pages_total: pages it has or could have now;
     pages_free: those that no sequence uses; pages_cached: those of them that hold cached KV here. in_flight: request
-    ids. request_s, prefill_token_s: 0: not known. token_rate: admitted prompt tokens and decoded tokens a second."""
+    ids. request_s, prefill_token_s: 0: not known. token_rate: admitted prompt tokens and decoded tokens a second.
+    loading: those of `waiting` whose KV is being loaded."""
 
     running: int
     waiting: int
@@ -23,3 +24,4 @@ class Counts:
     pages_cached: int
     in_flight: tuple[str, ...]
     token_rate: float = 0.0
+    loading: int = 0

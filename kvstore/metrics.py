@@ -16,14 +16,19 @@ from runtime import telemetry
 
 EVENTS = Counter(
     "upbeat_kvstore_events",
-    "Things that happened to chunks, pieces, loads and peers",
+    "Other counts; what: the event, such as chunks_missed (wanted, found nowhere), saves_over_limit, peer_failures",
     ["what"],
     registry=telemetry.REGISTRY,
 )
 BYTES_READ = Counter(
-    "upbeat_kvstore_read_bytes", "Bytes brought into the arena", ["source"], registry=telemetry.REGISTRY
+    "upbeat_kvstore_read_bytes",
+    "Bytes brought into the arena, source: ssd, peer, blob",
+    ["source"],
+    registry=telemetry.REGISTRY,
 )
-BYTES_WRITTEN = Counter("upbeat_kvstore_written_bytes", "Bytes written behind", ["tier"], registry=telemetry.REGISTRY)
+BYTES_WRITTEN = Counter(
+    "upbeat_kvstore_written_bytes", "Bytes written behind, tier: ssd, blob", ["tier"], registry=telemetry.REGISTRY
+)
 
 
 def _counter(name: str, text: str, *labels: str) -> Counter:
@@ -31,16 +36,18 @@ def _counter(name: str, text: str, *labels: str) -> Counter:
 
 
 _LABELLED = {
-    "hit_bytes": _counter("hit_bytes", "Bytes that requests found, by where they were: dram, ssd, peer, blob", "tier"),
+    "hit_bytes": _counter("hit_bytes", "Bytes that requests found, tier: dram, ssd, peer, blob", "tier"),
     "evicted_bytes": _counter(
-        "evicted_bytes", "Bytes that left a tier to make room, by the reason that they ranked first", "tier", "reason"
+        "evicted_bytes",
+        "Bytes that left a tier to make room, reason: unsaved, dropped, unadvised, advised; SSD: also "
+        "unnamed, only copy",
+        "tier",
+        "reason",
     ),
     "hint_bytes": _counter(
         "hint_bytes", "Bytes brought for hints: used, late (the request came first), wasted", "outcome"
     ),
-    "checksum_failures": _counter(
-        "checksum_failures", "Pieces whose bytes were not what was written, by where they came from", "source"
-    ),
+    "checksum_failures": _counter("checksum_failures", "Pieces whose bytes were not what was written", "source"),
     "medium_errors": _counter("medium_errors", "Pieces that a device reported an error for", "source"),
     "erased_pieces": _counter(
         "erased_pieces", "Encrypted pieces whose session's key was erased, by where they were", "source"
@@ -52,7 +59,8 @@ _LABELLED = {
 }
 _USED = Gauge(
     "upbeat_kvstore_used_bytes",
-    "Bytes that a tier of this node holds; blob: all nodes' objects, as last measured and counted since",
+    "Bytes that a tier of this node holds, tier: dram, ssd, blob; blob: all nodes' objects, as last measured and "
+    "counted since",
     ["tier"],
     registry=telemetry.REGISTRY,
 )
@@ -61,39 +69,39 @@ _LIMIT = Gauge(
 )
 _FREE = Gauge(
     "upbeat_kvstore_disk_free_bytes",
-    "Bytes that are free on a tier's disk; -1: it is no disk",
+    "Bytes that are free on a tier's disk, tier: ssd, blob; -1: it is no disk",
     ["tier"],
     registry=telemetry.REGISTRY,
 )
 _WAITING = Gauge(
     "upbeat_kvstore_write_back_waiting_bytes",
-    "Bytes that wait for a slower tier",
+    "Bytes that are not durable yet in a slower tier: ssd, blob",
     ["tier"],
     registry=telemetry.REGISTRY,
 )
 _QUEUED = Gauge(
     "upbeat_kvstore_queued",
-    "Reads that wait or run, by source; loads that have not ended",
+    "Reads that wait or run, what: ssd, peer, blob; and loads that have not ended (loads)",
     ["what"],
     registry=telemetry.REGISTRY,
 )
 _HELD = Gauge(
     "upbeat_kvstore_held",
-    "Slots reserved or pinned, and leases asked of peers or lent to them",
+    "What is held for transfers, what: reserved_slots, pinned_slots, asked_leases, lent_leases; 0 when idle",
     ["what"],
     registry=telemetry.REGISTRY,
 )
 HELD = ("reserved_slots", "pinned_slots", "asked_leases", "lent_leases")
 _TIER_UP = Gauge(
     "upbeat_kvstore_tier_up",
-    "1 while a tier is in use, 0 while it is degraded",
+    "1 while a tier is in use, 0 while it is left alone; tier: ssd_read, ssd_write, blob_read, blob_write",
     ["tier"],
     registry=telemetry.REGISTRY,
 )
 _COMPLETED = Gauge(
     "upbeat_kvstore_completed_timestamp_seconds",
-    "Unix time at which background work last went through everything: a listing of all sessions, the expiry of idle "
-    "ones, a sweep for orphans; 0: not yet",
+    "Unix time at which background work last went through everything, what: sessions (their listing), expiry (of idle "
+    "ones), orphans (a sweep); 0: not yet",
     ["what"],
     registry=telemetry.REGISTRY,
 )
@@ -109,6 +117,19 @@ _LOGGED_ONCE = {
     "blob_write_failures",
     "shape_mismatches",
 }
+#: Sources of pieces, and counts that an alert or a dashboard watches.
+_SOURCES = ("ssd", "peer", "blob")
+_WATCHED = ("chunks_missed", "saves_over_limit", "erasures_unfinished", "journal_failures", "peer_failures")
+_RANKS = ("unsaved", "dropped", "unadvised", "advised")
+telemetry.from_zero(EVENTS, *_WATCHED)
+telemetry.from_zero(BYTES_READ, *_SOURCES)
+telemetry.from_zero(BYTES_WRITTEN, "ssd", "blob")
+telemetry.from_zero(_LABELLED["hit_bytes"], "dram", *_SOURCES)
+telemetry.from_zero(_LABELLED["hint_bytes"], "used", "late", "wasted")
+telemetry.from_zero(_LABELLED["evicted_bytes"], *(("dram", rank) for rank in _RANKS))
+telemetry.from_zero(_LABELLED["evicted_bytes"], *(("ssd", reason) for reason in (*_RANKS[1:], "unnamed", "only copy")))
+for _damage in ("checksum_failures", "medium_errors", "missing_pieces", "erased_pieces", "locked_pieces"):
+    telemetry.from_zero(_LABELLED[_damage], *_SOURCES)
 _seen: set[tuple[str, ...]] = set()
 log = telemetry.logger("kvstore")
 

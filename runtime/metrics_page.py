@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 import urllib.request
+from collections.abc import Iterable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from runtime import telemetry
@@ -16,6 +16,8 @@ from runtime.handshakes import refused
 from storelink import credentials
 from storelink.credentials import Credentials
 
+#: Prometheus' own text format, for everybody: in OpenMetrics, prometheus_client writes vLLM's names with "_" for ":".
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Timeout of a handshake and of a request.
 _REQUEST_S = 5.0
 
@@ -45,7 +47,7 @@ def serve_metrics(host: str, port: int) -> WSGIServer:
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Readers without a certificate, and those that went away, are no news."""
 
-    server = make_server(host.strip("[]"), port, make_wsgi_app(telemetry.REGISTRY), Server, _Silent)
+    server = make_server(host.strip("[]"), port, _page, Server, _Silent)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
 
@@ -59,6 +61,12 @@ def read_metrics(host: str, port: int, own: Credentials | None, timeout_s: float
     with opener.open(url, timeout=timeout_s) as answer:
         text: bytes = answer.read()
     return text.decode()
+
+
+def _page(environ: Any, start: Any) -> Iterable[bytes]:
+    body = telemetry.metrics_text()
+    start("200 OK", [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))])
+    return [body]
 
 
 class _Silent(WSGIRequestHandler):

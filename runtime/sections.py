@@ -165,6 +165,8 @@ class WorkerSection(BaseModel):
     #: Profile from `upbeat profile`. auto: the stored one for this model and machine, if any; off: none; else a file,
     #: which must match.
     profile: str = Field(default="auto", min_length=1)
+    #: Whether metrics are also shown under vLLM's names, so that its dashboards work (docs/metrics.md).
+    vllm_names: bool = True
     #: Injected faults, for tests: actions by failpoint (worker/engine/failpoints.py).
     failpoints: dict[str, str] = {}
 

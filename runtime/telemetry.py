@@ -12,11 +12,17 @@ from typing import Any
 
 import structlog
 from blake3 import blake3
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, generate_latest
 
+# A series more for each counter, which no dashboard reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 #: The process's registry, shown at `/metrics`.
 REGISTRY = CollectorRegistry()
 _TASKS = Gauge("upbeat_tasks", "asyncio tasks that have not ended", registry=REGISTRY)
+#: `process_*`, as every Prometheus client shows them.
+ProcessCollector(registry=REGISTRY)
+#: Figures that a process shows under names of others too, and that say nothing new to a scheduler.
+_TWICE = ("vllm:", "process_")
 
 
 def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -67,17 +73,26 @@ def configure_logs(service: str, level: str = "info", key: Callable[[], bytes] =
     structlog.contextvars.bind_contextvars(service=service)
 
 
+def from_zero(metric: Any, *values: str | tuple[str, ...]) -> None:
+    """Show these values of a metric's labels from the start, with 0: else `rate` and `increase` do not see the first
+    event of its kind."""
+    for each in values:
+        metric.labels(*((each,) if isinstance(each, str) else each))
+
+
 def logger(name: str) -> Any:
     """A structured logger: `log.info("what happened", key=value)`."""
     return structlog.get_logger(module=name)
 
 
 def samples() -> dict[str, float]:
-    """Counters and gauges by name and labels, as in `metrics_text`; histograms as count and sum."""
+    """Counters and gauges of Upbeat by name and labels, as in `metrics_text`; histograms as count and sum."""
     found = {}
     for metric in REGISTRY.collect():
+        if metric.name.startswith(_TWICE):
+            continue
         for sample in metric.samples:
-            if not sample.name.endswith(("_created", "_bucket")):
+            if not sample.name.endswith("_bucket"):
                 labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
                 found[sample.name + (f"{{{labels}}}" if labels else "")] = float(sample.value)
     return found

@@ -50,36 +50,51 @@ class SchedulerMetrics(Collector):
         decided = CounterMetricFamily("upbeat_scheduler_decisions", "Turns that were placed")
         decided.add_metric((), control.decisions)
         yield decided
-        yield _counted("upbeat_scheduler_hints", "Hints that came, by what was done about them", "done", control.hints)
+        yield _counted(
+            "upbeat_scheduler_hints",
+            "Hints that came, done: full (prefetched), behind (prefetched after all others: little trust), noted "
+            "(only remembered), known (nothing new), unusable (no node serves the model)",
+            "done",
+            control.hints,
+        )
         ends = ("used", "missed", "expired", "invalidated", "dropped", "moved")
         ended = {end: control.advisories.outcomes[end] for end in ends}
         yield _counted(
-            "upbeat_scheduler_hint_outcomes", "Hints by how they ended; missed: turns without one", "outcome", ended
+            "upbeat_scheduler_hint_outcomes",
+            "Hints by how they ended, outcome: used, missed (a turn without a hint), expired, invalidated, dropped "
+            "(over 200,000 pending), moved",
+            "outcome",
+            ended,
         )
         waiting = GaugeMetricFamily("upbeat_scheduler_hints_pending", "Hints whose request has not come")
         waiting.add_metric((), len(control.advisories))
         yield waiting
         columns = control.fleet.columns
         expected = GaugeMetricFamily(
-            "upbeat_scheduler_expected_arrivals", "Requests that hints announce, weighted by their probability"
+            "upbeat_scheduler_expected_arrivals", "Expected number of requests that hints announce"
         )
         expected.add_metric((), float(columns.expected[:, : columns.count].sum()))
         yield expected
         states = Counter(node.shown for node in list(control.fleet.devices.values()))
-        nodes = GaugeMetricFamily("upbeat_scheduler_nodes", "Devices by state", labels=["state"])
+        nodes = GaugeMetricFamily(
+            "upbeat_scheduler_nodes",
+            "Devices by state: serving, suspect, draining, dead, starting, absent",
+            labels=["state"],
+        )
         for state in ("serving", "suspect", "draining", "dead", "starting", "absent"):
             nodes.add_metric((state,), states[state])
         yield nodes
         moves = control.model_moves
         yield _counted(
             "upbeat_scheduler_model_moves",
-            "Models moved between devices, by stage",
+            "Models moved between devices, stage: begun, arrived, given_up",
             "stage",
             {"begun": moves.begun, "arrived": moves.arrived, "given_up": moves.given_up},
         )
         pressure = GaugeMetricFamily(
             "upbeat_scheduler_kv_pressure",
-            "Demand for KV over the memory that weights leave (KVPR), of devices that models share",
+            "KVPR, of devices that several models share: demand for KV (tokens a second, times bytes of KV a token, "
+            "over tpot_s or 50 ms) over the memory that weights leave; every 5 s",
             labels=["node"],
         )
         for name, ratio in moves.pressures.items():

@@ -80,6 +80,13 @@ class SidecarMetrics(Collector):
             "upbeat_worker_model_kv_limit_bytes", "Bytes of HBM that a model's KV may hold", labels=["model"]
         )
         limit.add_metric([name], total * shape.piece_bytes)
+        requests = GaugeMetricFamily(
+            "upbeat_worker_requests",
+            "Requests by state: running (in steps), loading (their KV comes), waiting (for their turn or memory)",
+            labels=["model", "state"],
+        )
+        requests.add_metric([name, "running"], sample.running)
+        requests.add_metric([name, "waiting"], sample.waiting)
         tier = GaugeMetricFamily("upbeat_worker_used_bytes", "Bytes that a tier of this worker holds", labels=["tier"])
         tier.add_metric(["hbm"], (total - free) * shape.piece_bytes)
         hit = CounterMetricFamily(
@@ -87,10 +94,10 @@ class SidecarMetrics(Collector):
         )
         hit.add_metric(["hbm"], sample.cache_hits * shape.token_bytes)
         loaded = CounterMetricFamily(
-            "upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for a demand or a hint", labels=["for"]
+            "upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for: demand, hint", labels=["for"]
         )
         loaded.add_metric(["demand"], sample.external_hits * shape.token_bytes)
         preempted = CounterMetricFamily(
-            "upbeat_worker_preemptions", "Sequences that gave their place and pages to others", sample.preemptions
+            "upbeat_worker_preemptions", "Requests that gave their place and pages to others", sample.preemptions
         )
-        yield from (used, limit, tier, hit, loaded, preempted)
+        yield from (used, limit, requests, tier, hit, loaded, preempted)

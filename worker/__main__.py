@@ -13,6 +13,7 @@ import torch
 from contracts.errors import ConfigError
 from contracts.exits import START_AGAIN, WRONG_USAGE
 from contracts.kv import tenant_salt
+from contracts.models import ModelState
 from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
@@ -36,6 +37,7 @@ from worker.memory.preparing import Preparing
 from worker.service.hosted import Hosted
 from worker.service.metrics import WorkerMetrics
 from worker.service.server import WorkerServer
+from worker.service.vllm_names import VllmNames
 from worker.serving import Serving, present, serve_all
 from worker.text.tokenising import Tokenising
 from worker.training import NoTraining, harvesting_of, why_not
@@ -169,6 +171,10 @@ class WorkerProcess:
             resident.state, residency.activation_s(model), idle_s, resident.moves, resident.layers_lent, may_lend
         )
 
+    def _state(self, model: str) -> ModelState:
+        placing = self.served.placing
+        return ModelState.ACTIVE if placing is None else placing.residency.models[model].state
+
     def _report_soon(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
             self._loop.call_soon_threadsafe(self.reporter.wake)
@@ -196,6 +202,8 @@ class WorkerProcess:
                 placing.circulations if placing is not None else {},
             )
         )
+        if self.config.worker.vllm_names:
+            telemetry.REGISTRY.register(VllmNames([serving.engine for serving in self.servings], self._state))
         host = self.own.worker_listen.rpartition(":")[0]
         try:
             serve_metrics(host, self.own.metrics_port)

@@ -14,6 +14,7 @@ from gateway.intake import server_caller_of
 from gateway.openai.description import openapi
 from gateway.parts import PARTS
 from runtime import version as release
+from runtime.metrics_page import CONTENT_TYPE
 
 #: Values of a boolean query parameter.
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
@@ -55,7 +56,7 @@ async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format, of all processes of this gateway."""
     return web.Response(
         body=await request.app[PARTS].siblings.metrics(),
-        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        headers={"Content-Type": CONTENT_TYPE},
     )
 
 

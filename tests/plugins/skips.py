@@ -41,6 +41,7 @@ ALLOWED = {
     r"this account may open only \d+ files": "ulimit -n",
     r"Helm is not there; `make helm` fetches it": "make helm, on x86-64 Linux",
     r"containers cannot be brought up here: .*": "root, podman, runc and debootstrap",
+    r"Prometheus is not installed: apt-get install prometheus": "what it names, as .ci/run does",
     r"network namespaces are not to be had here: .*": "root and ip",
     r"the disk cannot be slowed: .*|.* is on no disk that the kernel could slow; .*": "root and control groups, "
     "and /tmp on a disk",

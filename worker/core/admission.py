@@ -262,6 +262,8 @@ class Admission:
         sequence.computed = found * self.state.shape.chunk_tokens
         if sequence.generated == len(sequence.request.resume_tokens):  # not when coming back from preemption
             sequence.cached = min(sequence.computed, sequence.prompt_tokens)
+            here = sequence.matched * self.state.shape.chunk_tokens
+            sequence.cached_here = min(here, sequence.cached)
         sequence.on(Event.LAYERS_NEAR)
         sequence.times.enter(Phase.DECODE if sequence.spoken else Phase.OTHERS, self.state.now)
         return True

@@ -29,4 +29,5 @@ def counts_of(live: Mapping[str, Sequence], state: CoreState, pace: Pace) -> Cou
         pages_cached=cache.cached,
         in_flight=tuple(live),
         token_rate=state.token_rate.at(state.now),
+        loading=sum(s.state is State.LOADING for s in sequences),
     )

@@ -71,6 +71,8 @@ class Sequence:
     computed: int = 0
     #: Prompt tokens whose KV was found at the last admission, not computed.
     cached: int = 0
+    #: Those of them whose KV was in HBM, wholly or in part.
+    cached_here: int = 0
     #: The load of its missing pieces; 0: none.
     load_id: int = 0
     #: Leading chunks usable when the load ends; None until the store has answered.

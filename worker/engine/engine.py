@@ -25,6 +25,7 @@ from worker.core import instructions as do
 from worker.core.engine_core import EngineCore
 from worker.core.events import LoadClosed, SaveCopied, StoreDown, StoreUp
 from worker.core.faults import NoFiniteLogits, told
+from worker.core.request_figures import RequestFigures
 from worker.core.state import CoreState
 from worker.devices.runner import Steps
 from worker.engine.contract import Tallies
@@ -123,6 +124,7 @@ class NativeEngine:
             CoreState(executor.shape, executor.cache, policy, executor.salt_of, model_name, ids or itertools.count(1))
         )
         self.stepping = Stepping(executor, runner, model_name)
+        self.figures = RequestFigures()
         self.inbox = Inbox()
         self.counts = self.core.counts()
         self._live: dict[str, _Live] = {}
@@ -272,6 +274,7 @@ class NativeEngine:
         self._deliver(ev.Submitted(ready.sequence))
         if (live := self._live.get(request.request_id)) is not None:
             live.accepted = True
+            self.figures.accepted(request.request_id, ready.sequence, self.executor.clock.now())
             self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt), event.thinking))
 
     def make_ready(self, request: GenerateRequest, prompt: list[int], max_tokens: int, guide: Guide | None) -> Ready:
@@ -285,6 +288,7 @@ class NativeEngine:
                 Output(request_id, "", [], live.ready.sequence.cached, None, "cancelled")
             )
             self.finished.append(request_id)
+            self.figures.gone(request_id, "abort")
             self._deliver(ev.Cancelled(request_id))
 
     # ---- steps -------------------------------------------------------------------------------------------------
@@ -329,11 +333,20 @@ class NativeEngine:
             stalled_s=outcome.stalled_s,
         )
         self._deliver(done)
+        self._count(step)
         self._outputs.clear()
+
+    def _count(self, step: do.Step) -> None:
+        """The step has ended, and its outputs have their times."""
+        self.figures.step_tokens.add(sum(count for _, count in step.batch))
+        now = self.executor.clock.now()
+        for output in self._outputs.values():
+            self.figures.spoke(output, now)
 
     def _fail(self, request_id: str, error: RequestError) -> None:
         live = self._live.pop(request_id)
         self.failed[error.code or ""] += live.accepted
+        self.figures.gone(request_id, "error")
         self._frames[live.stream].failed.append(Failed(request_id, to_wire(error)))
         self.finished.append(request_id)
 

@@ -54,10 +54,11 @@ _WAITING, _WAIT_S, _BUSY_S = 16, 10.0, 4.0
 _MASKS_S, _MASK_S = 0.25, 0.001
 _OUTCOMES = Counter(
     "upbeat_worker_grammars",
-    "Grammars asked for: known, compiled, refused, killed, busy",
+    "Grammars asked for, outcome: known, compiled, refused, killed (the compiler died), busy (429 or 503)",
     ["outcome"],
     registry=telemetry.REGISTRY,
 )
+telemetry.from_zero(_OUTCOMES, "known", "compiled", "refused", "killed", "busy")
 
 
 class GrammarConstraint:

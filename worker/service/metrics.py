@@ -62,12 +62,23 @@ class WorkerMetrics(Collector):
             used.add_metric([engine.model_name], told.kv_bytes)
             limit.add_metric([engine.model_name], told.kv_limit_bytes)
         yield from (state, used, limit)
+        requests = GaugeMetricFamily(
+            "upbeat_worker_requests",
+            "Requests by state: running (in steps), loading (their KV comes), waiting (for their turn or memory)",
+            labels=["model", "state"],
+        )
+        for engine in self._engines:
+            now = engine.counts
+            requests.add_metric([engine.model_name, "running"], now.running)
+            requests.add_metric([engine.model_name, "loading"], now.loading)
+            requests.add_metric([engine.model_name, "waiting"], now.waiting - now.loading)
+        yield requests
 
     def _device(self) -> Metric:
         family = GaugeMetricFamily(
             "upbeat_worker_device_bytes",
-            "Bytes of the device's memory by who has them (use, name; empty: nobody) and how: free, warm, held, "
-            "mapped, or beside these",
+            "The device's memory by owner: use (weights, kv, ...; empty: nobody's), name (of the model) and state: "
+            "free, warm, held, mapped, or memory beside granules",
             labels=["use", "name", "state"],
         )
         for labels, bytes_ in self._usage().items():
@@ -79,8 +90,10 @@ def _residency(residency: Residency) -> Iterator[Metric]:
     seconds = CounterMetricFamily(
         "upbeat_worker_activation_seconds", "Time that a model's weights took to come, in all", labels=["model"]
     )
-    activations = CounterMetricFamily("upbeat_worker_activations", "Weights that came to the device", labels=["model"])
-    evictions = CounterMetricFamily("upbeat_worker_evictions", "Weights that left the device", labels=["model"])
+    activations = CounterMetricFamily(
+        "upbeat_worker_activations", "Weights that came to the device, times", labels=["model"]
+    )
+    evictions = CounterMetricFamily("upbeat_worker_evictions", "Weights that left the device, times", labels=["model"])
     for name, resident in residency.models.items():
         seconds.add_metric([name], resident.loading_s)
         activations.add_metric([name], resident.activations)
@@ -90,10 +103,14 @@ def _residency(residency: Residency) -> Iterator[Metric]:
 
 def _lending(residency: Residency, circulations: Mapping[str, Circulation]) -> Iterator[Metric]:
     """Of models that may lend layers."""
-    lent = GaugeMetricFamily("upbeat_worker_layers_lent", "Layers whose memory KV has", labels=["model"])
+    lent = GaugeMetricFamily(
+        "upbeat_worker_layers_lent",
+        "Layers whose memory KV has (worker.remap); of models that may lend",
+        labels=["model"],
+    )
     moved = CounterMetricFamily(
         "upbeat_worker_layers_moved",
-        "Layers whose memory was lent to KV, and that lend it no more: they have it back, or the model left",
+        "Layers lent to KV, way: lent, back (they have their memory again, or the model left)",
         labels=["model", "way"],
     )
     copies = CounterMetricFamily("upbeat_worker_layer_copies", "Copies of layers that take turns", labels=["model"])
@@ -125,20 +142,20 @@ def _memory(tallies: Sequence[Tallies]) -> Iterator[Metric]:
     hit.add_metric(["hbm"], sum(t.hit_bytes for t in tallies))
     evicted = CounterMetricFamily(
         "upbeat_worker_evicted_bytes",
-        "Bytes that left a tier to make room, by why they ranked first",
+        "Bytes that left a tier to make room, reason: unsaved, dropped, unadvised, advised",
         labels=["tier", "reason"],
     )
     for reason, bytes_ in _sums(t.evicted_bytes for t in tallies).items():
         evicted.add_metric(["hbm", reason], bytes_)
     hints = CounterMetricFamily(
         "upbeat_worker_hint_bytes",
-        "Bytes taken into HBM for hints: used, wasted; and not taken before the request came: late, no_room",
+        "Bytes taken into HBM for hints, outcome: used, wasted; and not taken before the request came: late, no_room",
         labels=["outcome"],
     )
     for outcome, bytes_ in _sums(t.hint_bytes for t in tallies).items():
         hints.add_metric([outcome], bytes_)
     loaded = CounterMetricFamily(
-        "upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for a demand or a hint", labels=["for"]
+        "upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for: demand, hint", labels=["for"]
     )
     for what, bytes_ in _sums(t.loaded_bytes for t in tallies).items():
         loaded.add_metric([what], bytes_)
@@ -151,24 +168,27 @@ def _memory(tallies: Sequence[Tallies]) -> Iterator[Metric]:
 def _requests(tallies: Sequence[Tallies]) -> Iterator[Metric]:
     planned = CounterMetricFamily(
         "upbeat_worker_planned_tokens",
-        "Cached tokens that were loaded, or computed again because that is sooner",
+        "Cached tokens that were not in HBM, choice: loaded, recomputed (it is sooner; not with kv.load_plan: false)",
         labels=["choice"],
     )
     for choice, tokens in _sums(t.planned_tokens for t in tallies).items():
         planned.add_metric([choice], tokens)
     failed = CounterMetricFamily(
-        "upbeat_worker_failed_requests", "Requests that failed after they were accepted", labels=["code"]
+        "upbeat_worker_failed_requests",
+        "Accepted requests that failed, code: generation_failed, overloaded (lost their place in a full queue), "
+        "invalid_value (grammar)",
+        labels=["code"],
     )
     for code, count in _sums(t.failed for t in tallies).items():
         failed.add_metric([code], count)
     preempted = CounterMetricFamily(
         "upbeat_worker_preemptions",
-        "Sequences that gave their place and pages to others",
+        "Requests that gave their place and pages to others",
         sum(t.preemptions for t in tallies),
     )
     again = CounterMetricFamily(
         "upbeat_worker_recomputed_tokens",
-        "Tokens computed again, by what had taken their sequence off the device",
+        "Tokens computed twice here, after: preempted, lost",
         labels=["after"],
     )
     for event, tokens in _sums(t.recomputed_tokens for t in tallies).items():
