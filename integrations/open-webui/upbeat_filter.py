@@ -52,7 +52,7 @@ class Filter:
         )
         base_url: str = Field(
             default_factory=lambda: os.environ.get("UPBEAT_BASE_URL", ""),
-            description="The gateway's address, as http://127.0.0.1:8080/v1. Empty: sessions are named, none is hinted.",
+            description="The gateway's address, as http://127.0.0.1:8080/v1. Empty: no hints, sessions are named only.",
         )
         api_key: str = Field(
             default_factory=lambda: os.environ.get("UPBEAT_API_KEY", ""),
@@ -63,8 +63,8 @@ class Filter:
             default=0.0,
             ge=0,
             le=3600,
-            description="Hint each chat for this many seconds after its answer. 0: not. Most answers get no quick reply, "
-            "and Upbeat prefetches less for callers whose hints rarely come true.",
+            description="Hint each chat for this many seconds after its answer. 0: not. Most answers get no quick "
+            "reply, and Upbeat prefetches less for callers whose hints rarely come true.",
         )
         timeout_s: float = Field(default=2.0, gt=0, le=30, description="Seconds for one hint, in the background.")
 
@@ -83,9 +83,7 @@ class Filter:
             self._hint(session_id)
         return body
 
-    async def stream(
-        self, event: dict[str, Any], __body__: Any = None, __metadata__: Any = None
-    ) -> dict[str, Any]:
+    async def stream(self, event: dict[str, Any], __body__: Any = None, __metadata__: Any = None) -> dict[str, Any]:
         """The answer calls tools: their results come in the chat's next request."""
         session_id = session_of(__metadata__)
         if session_id is not None and _calls_tools(event) and self._ours((__body__ or {}).get("model")):

@@ -10,19 +10,19 @@ import pytest
 
 pytest.importorskip("llama_index.core")
 
-import httpx  # noqa: E402
-from llama_index.core.agent.workflow import FunctionAgent  # noqa: E402
-from llama_index.core.base.response.schema import Response  # noqa: E402
-from llama_index.core.instrumentation import get_dispatcher  # noqa: E402
-from llama_index.core.query_engine import RetrieverQueryEngine  # noqa: E402
-from llama_index.core.response_synthesizers import get_response_synthesizer  # noqa: E402
-from llama_index.core.retrievers import BaseRetriever  # noqa: E402
-from llama_index.core.schema import NodeWithScore, TextNode  # noqa: E402
-from llama_index.llms.openai_like import OpenAILike  # noqa: E402
-from scripted_server import Reply, ScriptedServer, serving  # noqa: E402
+import httpx
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.response.schema import Response
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.openai_like import OpenAILike
+from scripted_server import Reply, ScriptedServer, serving
 
-import upbeat  # noqa: E402
-from upbeat.llama_index import UpbeatEventHandler  # noqa: E402
+import upbeat
+from upbeat.llama_index import UpbeatEventHandler
 
 
 @pytest.fixture(autouse=True)

@@ -88,9 +88,7 @@ class UpbeatCallback(CustomLogger):
         if session_id is not None and self._may_go_to_us(data.get("model")):
             self.client.advise(session_id)
 
-    async def async_pre_call_deployment_hook(
-        self, kwargs: dict[str, Any], call_type: Any
-    ) -> dict[str, Any] | None:
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """An asynchronous call, of the library or the proxy, is about to be sent: name its session."""
         if not self._is_ours(kwargs.get("api_base") or kwargs.get("base_url") or litellm.api_base):
             return None
@@ -157,7 +155,8 @@ class UpbeatCallback(CustomLogger):
 def calls_tools(answer: Any) -> bool:
     """Whether any choice of a chat's answer calls a tool."""
     return any(
-        getattr(getattr(choice, "message", None), "tool_calls", None) for choice in getattr(answer, "choices", None) or ()
+        getattr(getattr(choice, "message", None), "tool_calls", None)
+        for choice in getattr(answer, "choices", None) or ()
     )
 
 

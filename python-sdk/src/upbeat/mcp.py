@@ -100,13 +100,13 @@ def server_of(gateway: Gateway) -> MCPServer[Any]:
             float | None, Field(ge=0, le=MAX_SECONDS, description="Seconds from now until the request, if known.")
         ] = None,
         model_id: Annotated[
-            str | None, Field(min_length=1, max_length=256, description="The model that will be asked, if not the last.")
+            str | None,
+            Field(min_length=1, max_length=256, description="The model that will be asked, if not the last."),
         ] = None,
-        priority: Annotated[
-            int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Lower is more urgent.")
-        ] = 0,
+        priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Lower is more urgent.")] = 0,
         ttl_s: Annotated[
-            float, Field(ge=0, le=MAX_SECONDS, description="Seconds after the expected arrival for which the hint counts.")
+            float,
+            Field(ge=0, le=MAX_SECONDS, description="Seconds after the expected arrival for which the hint counts."),
         ] = DEFAULT_TTL_S,
     ) -> dict[str, Any]:
         """Say that a session is about to send a request to its model, so that its KV cache is loaded before it comes.
@@ -146,7 +146,9 @@ def main(arguments: list[str] | None = None) -> None:
         epilog="The API key comes from UPBEAT_API_KEY: arguments are visible to every user of a machine.",
     )
     parser.add_argument("--base-url", help="the gateway's address (default: UPBEAT_BASE_URL)")
-    parser.add_argument("--http", action="store_true", help="serve streamable HTTP on 127.0.0.1, at /mcp, instead of stdio")
+    parser.add_argument(
+        "--http", action="store_true", help="serve streamable HTTP on 127.0.0.1, at /mcp, instead of stdio"
+    )
     parser.add_argument("--port", type=int, default=8971, help="port of --http (default: %(default)s)")
     given = parser.parse_args(arguments)
     try:

@@ -20,9 +20,7 @@ class Returns:
     """Hints of sessions, from any thread, each with the usual delay of its step. Expiry withdraws those that did not
     come true."""
 
-    def __init__(
-        self, client: HintClient, *, priority: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: HintClient, *, priority: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.client = client
         self._priority, self._clock = priority, clock
         self._pace = Pace()
