@@ -192,12 +192,14 @@ def test_llama_index(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_litellms_proxy(url: str, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Open WebUI's header reaches the gateway through the proxy, and a hint came before the turn."""
+    """The header of the proxy's client names the session at the gateway, and the proxy hinted it."""
     (tmp_path / "config.yaml").write_text(RECIPES["config.yaml"])
     port, program = free_ports(1), needed(PROXY, "proxy").with_name("litellm")
     command = [program, "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
+    master = "sk-of-the-proxy-0123456789abcdef0123456789abcdef"
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(url), stdout=log, stderr=log)
+        said = environment(url) | {"LITELLM_MASTER_KEY": master}
+        process = subprocess.Popen(command, cwd=tmp_path, env=said, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 180
         asked = {"role": "user", "content": "The code of the garage is K4417. What is the code of the garage?"}
@@ -211,7 +213,7 @@ def test_litellms_proxy(url: str, tmp_path: Path, free_ports: Callable[[int], in
         answer = httpx.post(
             f"http://127.0.0.1:{port}/v1/chat/completions",
             json={"model": "upbeat-demo", "messages": [asked], "temperature": 0, "max_tokens": 24},
-            headers={"X-OpenWebUI-Chat-Id": "chat-proxy"},
+            headers={"X-OpenWebUI-Chat-Id": "chat-proxy", "Authorization": f"Bearer {master}"},
             timeout=90,
         )
         assert answer.status_code == 200 and "K4417" in answer.text, (tmp_path / "log").read_text()

@@ -90,10 +90,7 @@ def server_of(gateway: Gateway) -> MCPServer[Any]:
     server: MCPServer[Any] = MCPServer(
         "upbeat", title="Upbeat", version=VERSION, instructions=INSTRUCTIONS, log_level="WARNING"
     )
-    changes = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True)
-    reads = ToolAnnotations(read_only_hint=True)
 
-    @server.tool(title="Announce a session's next request", annotations=changes, structured_output=True)
     async def advise(
         session_id: SessionId,
         expected_arrival_s: Annotated[
@@ -117,7 +114,6 @@ def server_of(gateway: Gateway) -> MCPServer[Any]:
             raise ToolError(str(e)) from None
         return await asyncio.to_thread(gateway.call, "POST", "/advisory", hint.body(0.0))
 
-    @server.tool(title="Withdraw a session's announcement", annotations=changes, structured_output=True)
     async def invalidate(session_id: SessionId) -> dict[str, Any]:
         """Say that the announced request will not come. Its cache may then leave fast memory first; nothing is
         deleted."""
@@ -127,7 +123,6 @@ def server_of(gateway: Gateway) -> MCPServer[Any]:
             raise ToolError(str(e)) from None
         return await asyncio.to_thread(gateway.call, "POST", "/invalidate", hint.body())
 
-    @server.tool(title="Why a session runs where it runs", annotations=reads, structured_output=True)
     async def placement(session_id: SessionId) -> dict[str, Any]:
         """The latest placements of a session's turns and hints, newest first: which node, why, whether a hint came
         before the turn (`hinted`), and where the turn's time went in seconds. Needs a server key."""
@@ -135,6 +130,14 @@ def server_of(gateway: Gateway) -> MCPServer[Any]:
             raise ToolError("session_id must not consist of dots alone")
         return await asyncio.to_thread(gateway.call, "GET", f"/sessions/{session_id}/placement")
 
+    changes = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True)
+    reads = ToolAnnotations(read_only_hint=True)
+    for tool, title, annotations in (
+        (advise, "Announce a session's next request", changes),
+        (invalidate, "Withdraw a session's announcement", changes),
+        (placement, "Why a session runs where it runs", reads),
+    ):
+        server.add_tool(tool, title=title, annotations=annotations, structured_output=True)
     return server
 
 
