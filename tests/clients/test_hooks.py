@@ -184,6 +184,7 @@ def test_open_webuis_function(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample
 def test_llama_index(url: str, tmp_path: Path) -> None:
     text = run(url, needed(PROXY, "proxy"), tmp_path, RECIPES["llama_index_query.py"])
     assert "K4417" in text
@@ -191,6 +192,7 @@ def test_llama_index(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample
 def test_litellms_proxy(url: str, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """The header of the proxy's client names the session at the gateway, and the proxy hinted it."""
     (tmp_path / "config.yaml").write_text(RECIPES["config.yaml"])

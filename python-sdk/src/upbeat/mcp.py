@@ -132,12 +132,12 @@ def server_of(gateway: Gateway) -> MCPServer[Any]:
 
     changes = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True)
     reads = ToolAnnotations(read_only_hint=True)
-    for tool, title, annotations in (
+    for tool, title, effects in (
         (advise, "Announce a session's next request", changes),
         (invalidate, "Withdraw a session's announcement", changes),
         (placement, "Why a session runs where it runs", reads),
     ):
-        server.add_tool(tool, title=title, annotations=annotations, structured_output=True)
+        server.add_tool(tool, title=title, annotations=effects, structured_output=True)
     return server
 
 
