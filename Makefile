@@ -14,6 +14,8 @@ SDK_CREWAI := .cache/sdk-crewai
 SDK_PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
 # Agent frameworks and LiteLLM as clients of a gateway, for tests/clients.
 CLIENTS := .cache/clients
+# LiteLLM's proxy and LlamaIndex, which want older packages than the others.
+PROXY := .cache/proxy
 # What builds the web SDK, and what drives Chromium in its tests.
 WEB_TOOLS := web-sdk/node_modules/.package-lock.json
 # Flags of `upbeat up`: make up ARGS="--nodes 3 --port 9000"
@@ -26,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean dashboards metrics-table lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
+.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client proxy hooks-test web api-page recipes figures lint types arrows proto format clean dashboards metrics-table lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -126,6 +128,20 @@ $(CLIENTS)/.tests: tests/clients/frameworks.txt
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/clients/frameworks.txt
 	@touch $@
+
+proxy: $(PROXY)/.tests ## LiteLLM's proxy and LlamaIndex, in an environment of their own (400 MB)
+
+$(PROXY)/.tests: tests/clients/proxy.txt
+	@echo "making $(PROXY): LiteLLM's proxy and LlamaIndex, which are tested as clients"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/clients/proxy.txt
+	@touch $@
+
+hooks-test: $(CLIENTS)/.tests $(PROXY)/.tests ## hooks for LiteLLM, LangChain, LlamaIndex and Open WebUI, against the frameworks but without a stack
+	cd python-sdk && PYTHONPATH=../tests/plugins ../$(CLIENTS)/bin/python -m pytest -p skips tests/test_litellm.py
+	cd integrations/langchain-upbeat && PYTHONPATH=../../tests/plugins ../../$(CLIENTS)/bin/python -m pytest -p skips
+	cd integrations/open-webui && PYTHONPATH=../../tests/plugins ../../$(CLIENTS)/bin/python -m pytest -p skips
+	cd python-sdk && PYTHONPATH=../tests/plugins ../$(PROXY)/bin/python -m pytest -p skips tests/test_litellm.py tests/test_llama_index.py
 
 NODE_CLIENT := tests/clients/node_modules/.package-lock.json
 node-client: $(NODE_CLIENT) ## OpenAI's and Anthropic's Node clients and the AI SDK, for the tests that run them; they are skipped without npm

@@ -12,8 +12,14 @@ import pytest
 import upbeat
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT.parent / "docs" / "python-sdk.md")
-HOOKS = ("openai_agents", "langgraph", "agent_framework")
+DOCUMENTS = tuple(ROOT.parent / name for name in ("python-sdk/README.md", "docs/python-sdk.md", "docs/frameworks.md"))
+HOOKS = ("openai_agents", "langgraph", "agent_framework", "mcp")
+#: Hooks whose frameworks have environments of their own, and their classes.
+ELSEWHERE = {
+    "crewai": {"UpbeatListener", "UpbeatInterceptor"},
+    "litellm": {"UpbeatCallback"},
+    "llama_index": {"UpbeatEventHandler"},
+}
 
 
 def canonical(name: str) -> str:
@@ -40,9 +46,9 @@ def test_the_distribution_asks_for_nothing() -> None:
 def test_what_the_documents_name_exists(document: Path) -> None:
     text = document.read_text()
     modules = {name: importlib.import_module(f"upbeat.{name}") for name in HOOKS}
-    for name in set(re.findall(r"\bupbeat\.([A-Za-z_]+)\b", text)) - {"crewai"}:
+    for name in set(re.findall(r"\bupbeat\.([A-Za-z_]+)\b", text)) - set(ELSEWHERE):
         assert hasattr(upbeat, name) or name in modules, f"upbeat.{name}"
-    for name in set(re.findall(r"\b(Upbeat[A-Z]\w+)", text)) - {"UpbeatListener", "UpbeatInterceptor"}:
+    for name in set(re.findall(r"\b(Upbeat[A-Z]\w+)", text)) - set().union(*ELSEWHERE.values()):
         assert any(hasattr(module, name) for module in modules.values()), name
     for name in re.findall(r"\bclient\.([a-z_]+)\(", text):
         assert hasattr(upbeat.AdvisoryClient, name), f"client.{name}"

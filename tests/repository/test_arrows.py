@@ -23,13 +23,21 @@ PACKAGES = (
     "loadtest",
 )
 #: Everything that is kept small and safe: the services, and what others install.
-SOURCES = (*PACKAGES, "python-sdk/src/upbeat", "vllm-plugin/src/upbeat_vllm")
+SOURCES = (
+    *PACKAGES,
+    "python-sdk/src/upbeat",
+    "vllm-plugin/src/upbeat_vllm",
+    "integrations/langchain-upbeat/langchain_upbeat",
+)
 #: What a hook of the SDK may import beside Python and the SDK itself: its framework.
 FRAMEWORKS = {
-    "openai_agents": "agents",
-    "langgraph": "langchain_core",
-    "crewai": "crewai",
-    "agent_framework": "agent_framework",
+    "openai_agents": {"agents"},
+    "langgraph": {"langchain_core"},
+    "crewai": {"crewai"},
+    "agent_framework": {"agent_framework"},
+    "litellm": {"litellm"},
+    "llama_index": {"llama_index", "pydantic"},
+    "mcp": {"mcp", "mcp_types", "pydantic"},
 }
 EFFECTS = {
     "asyncio",
@@ -153,7 +161,7 @@ def test_no_code_unpickles_or_evaluates(package: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("python-sdk/src/upbeat/*.py")), ids=lambda path: path.stem)
 def test_the_sdk_needs_nothing_but_python_and_a_hook_nothing_but_its_framework(path: Path) -> None:
-    allowed = {*sys.stdlib_module_names, "upbeat"} | ({FRAMEWORKS[path.stem]} if path.stem in FRAMEWORKS else set())
+    allowed = {*sys.stdlib_module_names, "upbeat"} | FRAMEWORKS.get(path.stem, set())
     assert {name.partition(".")[0] for name in imports(path)} <= allowed
     if path.stem not in FRAMEWORKS:
         assert not imports(path) & {f"upbeat.{hook}" for hook in FRAMEWORKS}, "hooks are imported by who wants them"

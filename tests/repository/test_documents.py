@@ -200,6 +200,7 @@ def test_all_packages_have_one_version() -> None:
     said = {
         json.loads((ROOT / "web-sdk" / "package.json").read_text())["version"],
         tomllib.loads((ROOT / "vllm-plugin" / "pyproject.toml").read_text())["project"]["version"],
+        tomllib.loads((ROOT / "integrations/langchain-upbeat/pyproject.toml").read_text())["project"]["version"],
         *re.findall(r'^VERSION = "(.+)"', (ROOT / "python-sdk/src/upbeat/version.py").read_text(), re.MULTILINE),
     }
     assert said == {PROJECT["project"]["version"]}

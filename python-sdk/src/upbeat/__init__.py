@@ -1,7 +1,8 @@
 """Hints for Upbeat: announce a session's next request, so that its KV cache is loaded before the request arrives.
 
 Framework hooks are separate modules: `upbeat.openai_agents`, `upbeat.langgraph`, `upbeat.crewai`,
-`upbeat.agent_framework`. This package has no dependencies.
+`upbeat.agent_framework`, `upbeat.litellm`, `upbeat.llama_index`; `upbeat.mcp` is a server. This package has no
+dependencies.
 """
 
 from upbeat.client import AdvisoryClient, AsyncAdvisoryClient, ConfigurationError, HintClient, Turn

@@ -41,8 +41,7 @@ class HintClient:
         queue_limit: most hints that wait; above it the oldest is dropped. timeout_s: of one request to the server, in
         the background. exit_timeout_s: longest wait for unsent hints at interpreter exit. Raises ConfigurationError.
         """
-        url = _checked_url(base_url if base_url is not None else os.environ.get("UPBEAT_BASE_URL"))
-        key = _checked_key(api_key if api_key is not None else os.environ.get("UPBEAT_API_KEY"))
+        url, key = gateway_of(base_url, api_key)
         if isinstance(queue_limit, bool) or not isinstance(queue_limit, int) or not 1 <= queue_limit <= 65_536:
             raise ConfigurationError(f"queue_limit must be an integer from 1 to 65536; got {queue_limit!r}")
         _check_number("timeout_s", timeout_s, 0.05, 300.0)
@@ -215,6 +214,13 @@ def _known(client: HintClient, hint: dict[str, Any]) -> dict[str, Any]:
     for name in sorted(set(hint) - _HINT_ARGUMENTS):
         client.invalid(name, f"{name} is no argument of a hint; known: {', '.join(sorted(_HINT_ARGUMENTS))}")
     return {name: value for name, value in hint.items() if name in _HINT_ARGUMENTS}
+
+
+def gateway_of(base_url: str | None = None, api_key: str | None = None) -> tuple[str, str | None]:
+    """The gateway's address without `/v1`, and the key or None; by default from UPBEAT_BASE_URL and UPBEAT_API_KEY.
+    Raises ConfigurationError."""
+    url = _checked_url(base_url if base_url is not None else os.environ.get("UPBEAT_BASE_URL"))
+    return url, _checked_key(api_key if api_key is not None else os.environ.get("UPBEAT_API_KEY"))
 
 
 def _checked_url(url: object) -> str:
