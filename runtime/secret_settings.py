@@ -3,6 +3,7 @@ all processes, and a file with its own secrets for each program that has some (`
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,8 +16,8 @@ from runtime.config_file import with_hashed_keys
 def public(config: Config) -> Config:
     """`config` without secrets. It has as many API keys, of the same tenants, that nobody knows."""
     keys = [
-        key.model_copy(update={"key": f"sha256:{digest(f'API key {i} is in the secrets of the gateway').hex()}"})
-        for i, key in enumerate(config.gateway.api_keys)
+        key.model_copy(update={"key": f"sha256:{digest(secrets.token_urlsafe(32)).hex()}"})
+        for key in config.gateway.api_keys
     ]
     sections: dict[str, tuple[BaseModel, dict[str, Any]]] = {
         "gateway": (config.gateway, {"api_keys": keys, "token_secret": ""}),
