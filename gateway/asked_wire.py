@@ -124,6 +124,8 @@ def _encoded(value: Any, large: list[bytes], rest: bytes) -> bytes:
             size += len(value.data)
             large.append(value.data)
             return msgpack.ExtType(_LARGE, place)
+        if isinstance(value, int):
+            raise OverflowError("an integer of more than 64 bits")
         code = _CODES[type(value)]
         return msgpack.ExtType(code, pack([getattr(value, name) for name in _NAMES[code]]))
 

@@ -31,7 +31,7 @@ def _answer(payload: bytes) -> bytes:
         return encode_answer(ask(*question))
     except RequestError as error:
         return encode_answer(error)
-    except (KeyError, OverflowError):  # what msgpack says of an integer of more than 64 bits
+    except OverflowError:
         return encode_answer(InvalidRequest("the body has a number that is too large", code="invalid_json"))
     except RecursionError:
         return encode_answer(InvalidRequest("the body is nested too deeply", code="invalid_json"))

@@ -157,7 +157,7 @@ def _read(
     if isinstance(data, dict) and isinstance(model, str) and told.wires.get(model) is ModelWire.HTTP:
         known = {k: v for k, v in data.items() if k in schema.model_fields or k in refused or k in passed}
     wanted = validate(schema, known, refused, passed)
-    own = {*schema.model_fields, *refused, *ignored} - HARMLESS - ROOTS
+    own = {*schema.model_fields, *refused, *(set(ignored) - HARMLESS - ROOTS)}
     return wanted, {name: value for name, value in data.items() if name not in own and value is not None}
 
 

@@ -80,8 +80,11 @@ class Reading:
             if name is None or self._blob.session_keys.known(name) is not None:
                 read(name)
             else:
-                failed = lambda fault: ended(name, _all(fetch, fault))  # noqa: E731
+                failed = partial(locked, name)
                 self._tasks.start(self._with_key(name, partial(read, name), failed), "session-key")
+
+        def locked(name: KeyName, fault: ev.Fault) -> None:
+            ended(name, _all(fetch, fault))
 
         def read(name: KeyName | None) -> None:
             self._ssd.begin_read(

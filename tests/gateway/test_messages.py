@@ -11,10 +11,11 @@ from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from gateway_fakes import MODEL, Stack, stack
 from pydantic import TypeAdapter
 
-from gateway.anthropic.requests import IGNORED
+from contracts.models import ModelWire
+from gateway.anthropic.requests import IGNORED, PASSED, REFUSED, MessageRequest
 from gateway.openai.asked import Asked, Told
 from gateway.openai.token_requests import TokensAsked
-from gateway.translating import ask_count, ask_message
+from gateway.translating import _read, ask_count, ask_message
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"n": {}}}}
@@ -286,3 +287,10 @@ def test_a_count_is_of_the_prompt_that_a_message_has(more: dict[str, Any]) -> No
     message, count = ask_message(asked, 100, told).asked, ask_count(asked, 100, told)
     assert isinstance(message, Asked) and isinstance(count, TokensAsked)
     assert (count.template_kwargs or "{}") == (message.template_kwargs or "{}")
+
+
+@pytest.mark.parametrize("wire", [ModelWire.FRAMES, ModelWire.HTTP])
+def test_what_the_api_reads_itself_is_not_given_to_the_chat_as_well(wire: ModelWire) -> None:
+    asked = body(metadata={"user_id": "u"}, service_tier="auto", speed="fast")
+    _, passed = _read(MessageRequest, asked, REFUSED, IGNORED, PASSED, Told("t", False, {}, {}, "", {MODEL: wire}))
+    assert passed == {"service_tier": "auto"}
