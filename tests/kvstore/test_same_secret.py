@@ -11,6 +11,8 @@ import pytest
 
 from contracts.cluster import secret_id
 from contracts.exits import WRONG_USAGE
+from kvstore import upkeep
+from kvstore.__main__ import KvStoreService
 from kvstore.tiers.objects import ROOT, Directory, Objects
 from kvstore.tiers.owner import OBJECT, owner
 from runtime import same_secret
@@ -88,3 +90,34 @@ async def test_an_owner_that_cannot_be_read_is_replaced(tmp_path: Path, damage: 
 async def test_a_bucket_that_does_not_answer_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     assert await owner(Objects(Directory(tmp_path / "file" / "bucket")), OURS) is None
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_only_a_fleets_own_bucket_is_expired_and_swept(
+    own: bool, make_stack: Callable[..., Stack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it answers so late that the store serves already."""
+    began: list[str] = []
+    asked = asyncio.Event()
+
+    async def answers_late(*_: object) -> bool:
+        await asked.wait()
+        return own
+
+    def work(name: str) -> Callable[..., Any]:
+        async def begun(*_: object) -> None:
+            began.append(name)
+
+        return begun
+
+    monkeypatch.setattr(upkeep, "check_owner", answers_late)
+    for name in ("measure", "learn", "expire", "sweep"):
+        monkeypatch.setattr(upkeep, name, work(name))
+    service = KvStoreService(make_stack(nodes=1, blob_expiry_s=1.0).config, 0)
+    await service.start()
+    await asyncio.sleep(0.1)
+    assert began == []
+    asked.set()
+    await asyncio.sleep(0.1)
+    assert sorted(began) == (["expire", "learn", "measure", "sweep"] if own else [])
+    await service.stop()

@@ -21,6 +21,8 @@ from kvstore.tiers.transport import Card, LeasedRanges, PeerRange
 from kvstore.tiers.transport_auto import AutoTransport
 from kvstore.tiers.transport_nixl import NixlTransport
 from kvstore.tiers.transport_socket import SocketTransport
+from storelink import credentials
+from tests.certificates import certificates
 from tests.kvstore.fake_tiers import FakeTransport
 from tests.kvstore.tier_harness import MIB, arena
 
@@ -253,6 +255,36 @@ async def test_peers_are_served_again_once_there_are_descriptors(sockets, monkey
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     one.close()
     assert await sockets.read([(0, 0, 4096)])
+
+
+async def test_those_without_a_certificate_hold_few_threads_and_only_for_a_moment(
+    arena, tmp_path, free_ports, monkeypatch
+):
+    monkeypatch.setattr(transport_socket, "_HANDSHAKES", 3)
+    credentials.use(certificates(tmp_path / "certificates", 2) / "node-0")
+    try:
+        pair = Pair("socket over TCP", arena, tmp_path, free_ports)
+        await pair.start_owner()
+        host, port = pair.address.split(":")
+        silent = [socket.create_connection((host, int(port)), timeout=10) for _ in range(20)]
+        refused = [one for one in silent[3:] if await asyncio.to_thread(_ends, one)]
+        assert len(refused) == 17
+        assert sum(thread.name == "peer-serve" for thread in threading.enumerate()) <= 3
+        await asyncio.sleep(transport_socket._HANDSHAKE_S + 0.5)  # the first three are given up
+        pair.leases.open("lease", "node-0")
+        pair.leases.add("lease", [(0, 4096)])
+        assert await pair.read([(0, 0, 4096)])
+        for one in silent:
+            one.close()
+        await pair.close()
+    finally:
+        credentials.use(None)
+
+
+def _ends(connection: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(1) == b""
+    return True
 
 
 @pytest.mark.parametrize("said", [b"", b"\1", b"\1" + b"x" * 5000], ids=["nothing", "yes", "half"])
