@@ -13,16 +13,19 @@ import argparse
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 
 from contracts import frames
-from contracts.identity import SCHEDULER
+from contracts.identity import SCHEDULER, node
 from contracts.request import Accepted, GenerateRequest, Output
 from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from runtime import rpc
+from runtime.config_file import load_config
+from runtime.own_certificate import use_certificate
 
 MODEL = "bench"
 WHOLE, STREAMED = 16, 17
@@ -195,6 +198,7 @@ async def _drain(call: Any) -> None:
 
 async def serve(given: argparse.Namespace) -> None:
     """Serve until killed."""
+    use_certificate(load_config(given.config), node("node-0"))
     address = f"127.0.0.1:{given.grpc_port}"
     worker = Worker("node-0", address, given.together)
     server, _ = rpc.server(address, ["upbeat.v1.Worker"])
@@ -215,4 +219,5 @@ if __name__ == "__main__":
     parser.add_argument("--http-port", type=int, required=True)
     parser.add_argument("--scheduler", required=True, help="host:port")
     parser.add_argument("--together", type=int, required=True)
+    parser.add_argument("--config", type=Path, required=True)
     uvloop.run(serve(parser.parse_args()))

@@ -15,7 +15,9 @@ from typing import Any
 import psutil
 import yaml
 
+from cli.own_certificates import with_own_certificates
 from loadtest.stack import free_ports
+from runtime.config_file import dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".cache" / "bench-proxies"
@@ -83,7 +85,8 @@ class Processes:
             "nodes": {"count": 1},
             "model_name": "bench",
         }
-        config.write_text(yaml.safe_dump(settings))
+        # With certificates, as `upbeat up` has them (tls.automatic).
+        config.write_text(dump_config(with_own_certificates(load_config(None, settings))))
         self.start("scheduler", [sys.executable, "-m", "scheduler", "--config", str(config)], scheduler, measured=False)
         backend = [
             sys.executable,
@@ -93,7 +96,7 @@ class Processes:
             "--http-port",
             str(http),
         ]
-        backend += ["--scheduler", f"127.0.0.1:{scheduler}", "--together", str(together)]
+        backend += ["--scheduler", f"127.0.0.1:{scheduler}", "--together", str(together), "--config", str(config)]
         self.start("backend", backend, http, measured=False)
         self.start("gateway", [sys.executable, "-m", "gateway", "--config", str(config)], gateway, measured=True)
 

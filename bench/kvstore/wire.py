@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cli.own_certificates import with_own_certificates
 from contracts import identity
 from contracts.convert import manifest_to_wire, session_to_wire, shape_to_wire
 from contracts.ids import SessionKey
@@ -25,6 +26,8 @@ from loadtest.stack import free_ports
 from runtime import rpc
 from runtime.config import Config
 from runtime.config_file import dump_config, load_config
+from runtime.own_certificate import place_of
+from storelink import credentials
 from storelink.arena_sharing import SharedArena, arenas_of, remove_dead
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +37,7 @@ _LIMIT_S = 60.0
 class Stores:
     """Processes of `python -m kvstore`, one per node, with data under `folder`. A context manager.
 
-    environments: extra variables by node number. command: what starts a store.
+    environments: extra variables by node number. command: what starts a store. certified: with certificates.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Stores:
         nodes: int,
         environments: dict[int, dict[str, str]] | None = None,
         command: Sequence[str] = (sys.executable, "-m", "kvstore"),
+        certified: bool = False,
         **kv: Any,
     ) -> None:
         self._command = list(command)
@@ -58,6 +62,8 @@ class Stores:
             "kv": kv,
         }
         self.config: Config = load_config(None, overrides)
+        if certified:
+            self.config = with_own_certificates(self.config)
         self._file = folder / "config.yaml"
         self._file.write_text(dump_config(self.config))
         self._folder = folder
@@ -95,15 +101,20 @@ class Stores:
     def address(self, node: int) -> str:
         return self.config.node(node).store_address
 
+    def certificate(self, node: int) -> Path | None:
+        """That of the node, if it has one."""
+        directory = self.config.tls.directory
+        return None if directory is None else place_of(directory, identity.node(self.config.node(node).name))
+
     def pid(self, node: int) -> int:
         return self._processes[node].pid
 
 
 class Worker:
-    """One attachment to a store. Loads copy pieces into `hbm`."""
+    """One attachment to a store. Loads copy pieces into `hbm`. certificate: its node's, if any."""
 
-    def __init__(self, address: str, shape: KvShape, hbm_bytes: int) -> None:
-        self.shape = shape
+    def __init__(self, address: str, shape: KvShape, hbm_bytes: int, certificate: Path | None = None) -> None:
+        self.shape, self._certificate = shape, certificate
         self.hbm = np.zeros(hbm_bytes, dtype=np.uint8)
         self._address = address
         self._outgoing: asyncio.Queue[pb.WorkerToStore] = asyncio.Queue()
@@ -111,7 +122,9 @@ class Worker:
         self._ids = 0
 
     async def __aenter__(self) -> Worker:
-        self._channel = rpc.channel(self._address, identity.node(""))
+        credentials.use(self._certificate)
+        self._channel = rpc.channel(self._address, identity.node(self._certificate.name if self._certificate else ""))
+        credentials.use(None)
         self.stub = KvStoreStub(self._channel)
         self._welcome: asyncio.Future[pb.AttachWelcome] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.ensure_future(self._read())
