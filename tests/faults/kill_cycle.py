@@ -104,7 +104,11 @@ class Lane:
         self.data = config.data
         self.ssd = config.node(0).ssd
         self.blob = config.data / "blob" / ROOT
-        self.keys = ClusterKeys(cluster_secret(config.data))
+
+    @property
+    def keys(self) -> ClusterKeys:
+        """Those of the data that it has now: each cycle begins with a copy, and its secret."""
+        return ClusterKeys(cluster_secret(self.data))
 
     async def start(self, node: int, **settings: str) -> subprocess.Popen[bytes]:
         """Start a store; on return it listens or has ended. `settings`: of its `kv` section."""
