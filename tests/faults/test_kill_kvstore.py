@@ -29,7 +29,7 @@ TIMES = 13
 FORKS = int(os.environ.get("UPBEAT_FAULTS_FORKS", 1000))
 LANES = 2
 WALL_DAYS = (-31, 0, 31)
-ROUNDS = 12
+ROUNDS = 60
 SEED = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
 #: By which time at most each point is meant; what a few rounds of work reach with certainty.
 MOST = {

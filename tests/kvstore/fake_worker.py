@@ -113,7 +113,7 @@ class FakeWorker:
 
     def _heard(self, m: pb.StoreToWorker) -> None:
         kind = m.WhichOneof("kind")
-        if kind == "welcome":
+        if kind == "welcome" and not self._welcome.done():
             self._welcome.set_result(m.welcome)
         elif kind in ("found", "pieces", "end"):
             queue = self._loads.get(getattr(m, kind).load_id)
