@@ -6,6 +6,7 @@ from __future__ import annotations
 from cli import machine
 from cli.settings import weights_gib
 from runtime import weight_images
+from runtime.adopted_models import with_adopted
 from runtime.config import Config
 from runtime.registry import models_of, registered, weights_stay
 from runtime.sections import GIB
@@ -13,8 +14,10 @@ from runtime.vllm_checks import vllm_models
 
 
 def images_bytes(config: Config) -> int:
-    """Most bytes that images take on this machine, 0 where no weights come and go and no layers are lent. Weights that
-    are not on this machine yet count nothing. Raises ConfigError when `shm_dir` does not exist."""
+    """Most bytes that images take on this machine, those of adopted models included; 0 where no weights come and go and
+    no layers are lent. Weights that are not on this machine yet count nothing. Raises ConfigError when `shm_dir` does
+    not exist."""
+    config = with_adopted(config)
     if weights_stay(config):
         return 0
     shared = {tuple(models_of(config, n)) for n in range(config.nodes.count)}

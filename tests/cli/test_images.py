@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from cli.images import images_bytes, left_bytes
 from cli.settings import BUNDLED_MODEL
 from contracts.errors import ConfigError
 from runtime import weight_images
+from runtime.adopted_models import adopt
 from runtime.config import Config
 from runtime.config_file import load_config
+from runtime.model_config import ADAPTER_KEY
 from runtime.sections import GIB
 
 WEIGHTS_BYTES = 6 << 20
@@ -107,3 +110,12 @@ def test_images_count_as_memory_of_the_machine(config: Any, monkeypatch: pytest.
     monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
     (finding,) = doctor._memory(given)
     assert finding.level == "warn" and "worker.images_gib" in finding.remedy
+
+
+def test_models_that_were_adopted_count_too(config: Any, tmp_path: Path) -> None:
+    said = config(data=str(tmp_path / "data"))
+    shutil.copytree(tmp_path / "small", tmp_path / "merged")
+    file = tmp_path / "merged" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {ADAPTER_KEY: "0" * 64}))
+    adopt(said, "small:mine", "small", tmp_path / "merged")
+    assert images_bytes(said) == 3 * WEIGHTS_BYTES

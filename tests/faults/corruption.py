@@ -9,6 +9,7 @@ damage outside all pieces allows.
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import random
 import shutil
@@ -217,6 +218,7 @@ class Harness:
             await tasks.cancel()
             await node.stop()
             lock.release()
+            node.arena._map.madvise(mmap.MADV_REMOVE)  # a store's pages stay until its process ends
         assert _counted() - before >= seen.detected - detected, "damage was detected and not counted"
 
     def _damage(self, rng: random.Random, files: dict[Path, Pristine]) -> dict[Path, str]:
