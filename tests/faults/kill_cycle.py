@@ -39,6 +39,8 @@ from tests.kvstore.fake_scheduler import FakeScheduler
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_chunks, make_manifest, make_shape
 
 LIMIT_S = 30.0
+#: Sweeps fall into most lives, and a turn on a busy machine ends sooner.
+ORPHAN_GRACE_S = 3.0
 #: Two models, one of them with pieces that fill no whole number of blocks.
 SHAPES = [make_shape(4, tag="even", chunk_tokens=16), make_shape(3, tag="odd", chunk_tokens=16, head_dim=20)]
 _CHUNK = re.compile("[0-9a-f]{64}")
@@ -94,7 +96,7 @@ class Lane:
             "nodes": {"base_port": first_port, "count": 2},
             "scheduler": {"port": first_port + 35},
             "gateway": {"port": first_port + 36},
-            "kv": {"dram_gib": 1 / 64, "orphan_grace_s": 1.0, **kv},
+            "kv": {"dram_gib": 1 / 64, "orphan_grace_s": ORPHAN_GRACE_S, **kv},
         }
         directory.mkdir(parents=True, exist_ok=True)
         config = load_config(None, overrides)
@@ -237,9 +239,15 @@ class Life:
     async def _load(self, kind: str) -> None:
         session = self.known.sessions[f"{kind}-{self.rng.randrange(3)}"]
         keys = list(session.chunks)
-        loaded = await self.worker.load(session.shape, keys, session=session.key)
-        assert loaded.usable == len(keys)
-        self.known.check(loaded, keys)
+        deadline = asyncio.get_running_loop().time() + LIMIT_S
+        while True:
+            loaded = await self.worker.load(session.shape, keys, session=session.key)
+            self.known.check(loaded, keys)
+            if loaded.usable == len(keys):
+                return
+            # A busy machine may not have read them in time.
+            assert asyncio.get_running_loop().time() < deadline, f"{loaded.usable} of {len(keys)} chunks of {kind}"
+            await asyncio.sleep(0.2)
 
     async def advise(self) -> None:
         """A hint, whose load nobody waits for."""
@@ -351,9 +359,8 @@ async def verify(lane: Lane, known: Known, scheduler: FakeScheduler) -> int:
         for (key, shape), loaded in zip(shapes.items(), single, strict=True):
             assert key not in gone or loaded.usable == 0, f"erased chunk {key.hex()} came back"
             being_erased = known.erasing is not None and key in known.erasing.chunks
-            assert key not in known.durable or key in gone or being_erased or loaded.usable == 1, (
-                f"durable chunk {key.hex()} is lost"
-            )
+            if key in known.durable and key not in gone and not being_erased and not loaded.usable:
+                await _comes_late(lane, worker, known, shape, key)
             pieces += loaded.usable * shape.layers
         if known.erasing is not None:
             await erase(lane, scheduler, known.erasing)
@@ -374,6 +381,19 @@ async def _load(
         "usable chunks were not delivered"
     )
     return loaded
+
+
+async def _comes_late(lane: Lane, worker: FakeWorker, known: Known, shape: KvShape, key: bytes) -> None:
+    """A durable chunk that a busy machine did not read in time is read later."""
+    deadline = asyncio.get_running_loop().time() + LIMIT_S
+    while not (await _load(worker, known, shape, [key])).usable:
+        if asyncio.get_running_loop().time() > deadline:
+            (of,) = [s.key.session_id for s in known.sessions.values() if key in s.chunks]
+            copies = [str(p.relative_to(lane.data)) for p in lane.objects().get(key.hex(), ())]
+            raise AssertionError(
+                f"durable chunk {key.hex()} of {of} is lost; copies: {copies}; {lane.stack.log(0)[-3000:]}"
+            )
+        await asyncio.sleep(0.5)
 
 
 async def _until_blob_has_all(lane: Lane, known: Known) -> None:
