@@ -22,6 +22,7 @@ from kvstore.learning import learn_sessions
 from kvstore.metrics import completed, count, log
 from kvstore.node import StoreNode
 from kvstore.tiers.manifests import object_name
+from kvstore.tiers.owner import OwnerUnknown
 from kvstore.tiers.staged import remove_staged
 from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.tombstones import confirmed_by_all
@@ -48,9 +49,21 @@ _SWEEP, _NAMES = "sweep", "names"
 async def check_owner(node: StoreNode, own_id: str, bucket: str) -> bool:
     """Whether the blob tier belongs to this fleet, once it answers: else nothing of it may be learnt or deleted. Raises
     SecretDiffers when it does not, unless this node serves already. bucket: what it is called in messages."""
-    begun_s, pause_s = node.clock.now(), _SHORTEST_PAUSE_S
-    while (known := await node.blob.owner(own_id)) is None:
-        await node.clock.sleep(pause_s)
+    begun_s, pause_s, back = node.clock.now(), _SHORTEST_PAUSE_S, asyncio.Event()
+    node.blob_is_back = back.set
+    while True:
+        try:
+            known = await node.blob.owner(own_id)
+            break
+        except OwnerUnknown as e:
+            back.clear()
+            node.handle(ev.TierFailed(e.tier, str(e), node.clock.now()))
+        waited = [asyncio.ensure_future(node.clock.sleep(pause_s)), asyncio.ensure_future(back.wait())]
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waited:
+                one.cancel()
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     if known == own_id:
         return True

@@ -306,7 +306,7 @@ class BlobTier:
         except Exception:
             return None
 
-    async def owner(self, own_id: str) -> str | None:
+    async def owner(self, own_id: str) -> str:
         """See `owner.owner`."""
         return await owner(self._objects, own_id)
 

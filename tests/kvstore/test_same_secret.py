@@ -13,8 +13,9 @@ from contracts.cluster import secret_id
 from contracts.exits import WRONG_USAGE
 from kvstore import upkeep
 from kvstore.__main__ import KvStoreService
+from kvstore.core.events import TierChannel
 from kvstore.tiers.objects import ROOT, Directory, Objects
-from kvstore.tiers.owner import OBJECT, owner
+from kvstore.tiers.owner import OBJECT, OwnerUnknown, owner
 from runtime import same_secret
 from runtime.config_file import changed, cluster_secret, dump_config
 from tests.kvstore.conftest import Stack
@@ -87,9 +88,11 @@ async def test_an_owner_that_cannot_be_read_is_replaced(tmp_path: Path, damage: 
     assert await owner(Objects(Directory(tmp_path)), OURS) == OURS
 
 
-async def test_a_bucket_that_does_not_answer_says_nothing(tmp_path: Path) -> None:
+async def test_a_bucket_that_does_not_answer_has_no_owner_yet(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    assert await owner(Objects(Directory(tmp_path / "file" / "bucket")), OURS) is None
+    with pytest.raises(OwnerUnknown) as failed:
+        await owner(Objects(Directory(tmp_path / "file" / "bucket")), OURS)
+    assert failed.value.tier is TierChannel.BLOB_READ
 
 
 @pytest.mark.parametrize("own", [True, False])
