@@ -22,6 +22,7 @@ from contracts.errors import PieceLost
 from kvstore.core.chunk import UNREAD
 from kvstore.core.events import Fault
 from kvstore.core.instructions import FetchPiece, WriteSsd
+from kvstore.failpoints import reach
 from kvstore.metrics import log
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.cluster_keys import ClusterKeys
@@ -141,6 +142,7 @@ class EncodedFiles:
             header = self.header(key) or read_header(self._keys, fd)
             start, last = header.layout.offsets[pieces[0].layer], pieces[-1].layer
             stored = read_range(fd, start, header.layout.offsets[last] + header.layout.lengths[last] - start)
+            reach("ssd.after_read")
         except PieceLost:
             return dict.fromkeys(every, Fault.CORRUPT)
         except OSError as e:

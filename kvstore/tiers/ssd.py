@@ -318,6 +318,7 @@ class SsdTier:
             try:
                 headers[chunk.key] = header
                 if stored is not None:
+                    reach("ssd.part_made")
                     write_object(fd, stored)
                     descriptors[i] = fd
                     continue
