@@ -10,13 +10,13 @@ _BY_ARCHITECTURE = (
     ("T5", "transformers runs encoder-decoder models"),
     ("Bart", "transformers runs encoder-decoder models"),
     ("Marian", "transformers runs encoder-decoder models"),
-    ("ConditionalGeneration", "vLLM or SGLang serves models that read images or sound"),
-    ("Vision", "vLLM or SGLang serves models that read images or sound"),
+    ("ConditionalGeneration", "it may read images or sound: serve it with --engine vllm"),
+    ("Vision", "it may read images or sound: serve it with --engine vllm"),
     ("SequenceClassification", "Text Embeddings Inference or vLLM serves classifiers and rerankers"),
     ("TokenClassification", "transformers runs taggers"),
     ("MaskedLM", "Text Embeddings Inference serves encoders"),
-    ("CausalLM", "vLLM, SGLang or transformers may serve it"),
-    ("LMHead", "vLLM, SGLang or transformers may serve it"),
+    ("CausalLM", "serve it with --engine vllm"),
+    ("LMHead", "serve it with --engine vllm"),
     ("Model", "Text Embeddings Inference or vLLM serves embedding models"),
 )
 #: By quantization_config's quant_method.
@@ -36,7 +36,7 @@ def server_of_architecture(name: object) -> str:
 
 def server_of_quantisation(method: object) -> str:
     """Software for weights quantised by `method`; for None or unknown methods a general answer."""
-    return _BY_METHOD.get(str(method).lower(), "vLLM or SGLang may serve it")
+    return _BY_METHOD.get(str(method).lower(), "serve it with --engine vllm")
 
 
 def without_weights(names: Collection[str]) -> str:

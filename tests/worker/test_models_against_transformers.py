@@ -41,6 +41,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+#: Half of a layer's experts are taken by some token of most steps, none by all.
+EXPERTS = {"head_dim": 16, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 CASES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -77,6 +79,13 @@ CASES = {
     "qwen3-biased": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
     "qwen3-wide": ("Qwen3", {"head_dim": 32, "intermediate_size": 96}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3moe-plain-weights": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": False, "tie_word_embeddings": True}),
+    "qwen3moe-some-dense": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": True}),
+    "qwen3moe-every-second": ("Qwen3Moe", EXPERTS | {"decoder_sparse_step": 2, "attention_bias": True}),
+    "qwen3moe-window": ("Qwen3Moe", EXPERTS | {"use_sliding_window": True, "sliding_window": 24}),
+    "qwen3moe-all-experts": ("Qwen3Moe", EXPERTS | {"num_experts_per_tok": 7, "moe_intermediate_size": 16}),
+    "qwen3moe-wide": ("Qwen3Moe", EXPERTS | {"head_dim": 32, "num_experts": 40, "moe_intermediate_size": 64}),
 }
 
 
