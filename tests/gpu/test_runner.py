@@ -76,7 +76,7 @@ class Fence(HostFence):
     [
         *(pytest.param(c, marks=pytest.mark.slow) for c in ("llama", "qwen2", "mistral-window", "qwen3-biased")),
         "qwen3-some-windows",
-        "qwen3moe-some-dense",
+        pytest.param("qwen3moe-some-dense", marks=[pytest.mark.slow, pytest.mark.sample]),
         pytest.param("qwen3moe-plain-weights", marks=pytest.mark.slow),
     ],
 )
