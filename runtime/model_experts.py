@@ -38,9 +38,7 @@ def read_experts(get: Keys, layers: int) -> Experts | None:
     per_token = get.integer("num_experts_per_tok")
     if per_token > count:
         raise get.wrong("num_experts_per_tok", f"must be at most the number of experts, {count}")
-    return Experts(
-        count, per_token, get.integer("moe_intermediate_size"), get.boolean("norm_topk_prob", False), sparse
-    )
+    return Experts(count, per_token, get.integer("moe_intermediate_size"), get.boolean("norm_topk_prob", False), sparse)
 
 
 def _count(get: Keys) -> int:

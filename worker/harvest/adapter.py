@@ -57,8 +57,8 @@ def check_trainable(c: ModelConfig) -> None:
     """Raises ConfigError for a family whose layers are not trained here."""
     if c.experts is not None:
         raise ConfigError(
-            f"fine-tuning does not train {c.architecture} (a mixture of experts); train it elsewhere, merge the adapter, "
-            "and serve the merged model"
+            f"fine-tuning does not train {c.architecture}; train it elsewhere, merge the adapter, and serve the merged "
+            "model"
         )
 
 

@@ -261,7 +261,8 @@ class CudaRunner:
         add_norm(x, a.delta[:n], w.post_norm, eps, a.normed[:n])
         if w.router is not None and a.experts is not None:
             rows = a.normed[:n], a.delta[:n], places
-            return a.experts.mix(w, w.router, *rows, self._product, self.batch_invariant)
+            a.experts.mix(w, w.router, *rows, self._product, self.batch_invariant)
+            return
         self._product(a.normed[:n], w.gate_up, w.gate_up_bias, a.gate_up[:n])
         silu_mul(a.gate_up[:n], a.mid[:n])
         self._product(a.mid[:n], w.down, w.down_bias, a.delta[:n])
