@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from contracts.errors import ConfigError
 from contracts.kv import fingerprint
 from loadtest.random_model import SHAPES, make_random_model, parameters
-from runtime.model_config import ModelConfig, load_config, parse_config
+from runtime.model_config import load_config, parse_config
 from runtime.model_experts import Experts
 from worker.memory.device_memory import host_memory
 from worker.models.checkpoint import Checkpoint
@@ -234,16 +234,14 @@ def test_the_fingerprint_depends_on_what_decides_the_cache_and_on_nothing_else(t
     assert len({base, *(m.shape.fingerprint for m in others)}) == 6
 
 
-def flips() -> Iterator[tuple[str, ModelConfig]]:
+def flips(whole: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
     """The same model with one field changed at a time, those of its parts included."""
-    for field in fields(ModelConfig):
-        value = getattr(CONFIG, field.name)
-        if is_dataclass(value):
-            for inner in fields(value):
-                part = replace(value, **{inner.name: changed(getattr(value, inner.name))})  # type: ignore[type-var]
-                yield f"{field.name}.{inner.name}", replace(CONFIG, **{field.name: part})
-        else:
-            yield field.name, replace(CONFIG, **{field.name: changed(value)})
+    whole = CONFIG if whole is None else whole
+    for field in fields(whole):
+        value = getattr(whole, field.name)
+        one = [(name + field.name, changed(value))] if not is_dataclass(value) else []
+        for path, other in one or flips(value, f"{name}{field.name}."):
+            yield path, replace(whole, **{field.name: other})
 
 
 def changed(value: Any) -> Any:

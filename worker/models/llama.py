@@ -127,7 +127,7 @@ def mix_experts(w: LayerWeights, e: Experts, router: torch.Tensor, x: torch.Tens
     chosen, weights = route(e, router, x)
     gate_up, down = w.gate_up.view(e.count, 2 * e.size, -1), w.down.view(e.count, -1, e.size)
     mixed = x.new_empty(*chosen.shape, x.shape[-1])
-    for expert in chosen.unique().tolist():
+    for expert in sorted(set(chosen.flatten().tolist())):
         row, rank = torch.where(chosen == expert)
         gate, up = F.linear(x[row], gate_up[expert]).chunk(2, dim=-1)
         mixed[row, rank] = F.linear(F.silu(gate) * up, down[expert]) * weights[row, rank, None]

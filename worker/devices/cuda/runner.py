@@ -80,7 +80,8 @@ class _Activations:
         self.q, self.attended = rows(c.heads * c.head_dim), rows(c.heads * c.head_dim)
         dense = 0 if c.experts and all(c.experts.layers) else c.intermediate_size
         self.gate_up, self.mid = rows(2 * dense), rows(dense)
-        self.experts = c.experts and ExpertsMemory(c.experts, c.hidden_size, tokens, model.dtype, device)
+        sizes = c.hidden_size, tokens, model.dtype, device
+        self.experts = ExpertsMemory(c.experts, *sizes) if c.experts else None
         own = (self.x, self.kept, self.delta, self.normed, self.packed, self.q, self.attended, self.gate_up, self.mid)
         self.bytes = _bytes(*own, *(self.experts.tensors() if self.experts else ()))
 
@@ -226,7 +227,8 @@ class CudaRunner:
         table = self._tables.on_device[layer]
         heads = c.heads, c.kv_heads, self.kv.shape.chunk_tokens
         rotate_write(a.packed[:n], a.q[:n], self._cos, self._sin, norms, c.norm_eps, table, work.places, *heads)
-        window, x, places = c.windows[layer], a.x, work.places
+        window, x = c.windows[layer], a.x
+        places: torch.Tensor | None = work.places
         if (
             layer == c.layers - 1
             and work.lasts is not None
