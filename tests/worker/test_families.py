@@ -207,7 +207,12 @@ def test_a_checkpoint_whose_experts_do_not_fit_its_config_is_refused(
 
 
 def test_sizes_of_experts_that_the_kernels_do_not_suit_are_named() -> None:
-    config = {"hidden_size": 64, "intermediate_size": 100, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config: dict[str, object] = {
+        "hidden_size": 64,
+        "intermediate_size": 100,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
     config |= {"vocab_size": 9, "max_position_embeddings": 99, "architectures": ["Qwen3MoeForCausalLM"]}
     config |= {"num_experts": 4, "num_experts_per_tok": 2}
     suits = {size: CpuKernels.suits(parse_config(config | {"moe_intermediate_size": size}), 16) for size in (24, 32)}
