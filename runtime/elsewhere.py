@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+#: What serves most of what the native engine does not.
+VLLM = "serve it with --engine vllm"
 #: By part of the architecture's name; the first match counts.
 _BY_ARCHITECTURE = (
     ("Whisper", "vLLM or faster-whisper serves speech models"),
     ("T5", "transformers runs encoder-decoder models"),
     ("Bart", "transformers runs encoder-decoder models"),
     ("Marian", "transformers runs encoder-decoder models"),
-    ("ConditionalGeneration", "vLLM or SGLang serves models that read images or sound"),
-    ("Vision", "vLLM or SGLang serves models that read images or sound"),
+    ("ConditionalGeneration", f"it may read images or sound: {VLLM}"),
+    ("Vision", f"it may read images or sound: {VLLM}"),
     ("SequenceClassification", "Text Embeddings Inference or vLLM serves classifiers and rerankers"),
     ("TokenClassification", "transformers runs taggers"),
     ("MaskedLM", "Text Embeddings Inference serves encoders"),
-    ("CausalLM", "vLLM, SGLang or transformers may serve it"),
-    ("LMHead", "vLLM, SGLang or transformers may serve it"),
+    ("CausalLM", VLLM),
+    ("LMHead", VLLM),
     ("Model", "Text Embeddings Inference or vLLM serves embedding models"),
 )
 #: By quantization_config's quant_method.
@@ -36,7 +38,7 @@ def server_of_architecture(name: object) -> str:
 
 def server_of_quantisation(method: object) -> str:
     """Software for weights quantised by `method`; for None or unknown methods a general answer."""
-    return _BY_METHOD.get(str(method).lower(), "vLLM or SGLang may serve it")
+    return _BY_METHOD.get(str(method).lower(), VLLM)
 
 
 def without_weights(names: Collection[str]) -> str:

@@ -1,13 +1,12 @@
 """Parses a Hugging Face config.json: which models of the Llama family are served, and how they compute.
 
-Supported: Llama (with SmolLM), Mistral, Qwen2 and Qwen3, in the formats of transformers 4 and 5. An unsupported key
-that would change the output is refused by name.
+Supported: Llama (with SmolLM), Mistral, Qwen2, Qwen3 and Qwen3-MoE, in the formats of transformers 4 and 5. An
+unsupported key that would change the output is refused by name.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,32 +15,19 @@ from typing import Any
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
 from runtime.elsewhere import server_of_architecture, server_of_quantisation
+from runtime.model_experts import Experts, read_experts
+from runtime.model_keys import Keys
+from runtime.model_rope import Rope, read_rope
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 #: The key of config.json with the digest of the adapter that was merged into the weights.
 ADAPTER_KEY = "upbeat_adapter"
-#: Rotary embeddings whose angles depend on the sequence's current length, which makes cached KV wrong as it grows.
-_ROPE_BY_LENGTH = ("dynamic", "longrope")
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding. kind: one of ROPE_TYPES; fields from `factor` on apply only to kinds that use them.
-
-    scale: factor of cosines and sines (yarn's attention factor).
-    """
-
-    theta: float = 10_000.0
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_tokens: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +35,7 @@ class ModelConfig:
     """The architecture and sizes of one model.
 
     windows: per layer, how many of the last tokens (itself included) a token sees; None: all.
-    dtype: the type named in config.json, or None.
+    dtype: the type named in config.json, or None. experts: of layers that have some; None: no layer has.
     """
 
     architecture: str
@@ -71,6 +57,17 @@ class ModelConfig:
     tied: bool
     dtype: str | None
     eos_ids: frozenset[int]
+    experts: Experts | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a token chooses among experts in this layer."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    def mlp_sizes(self) -> set[int]:
+        """The intermediate sizes of the layers' MLPs and experts."""
+        if self.experts is None:
+            return {self.intermediate_size}
+        return {self.experts.size} | (set() if all(self.experts.layers) else {self.intermediate_size})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,7 +102,7 @@ def adapter_digest(directory: Path) -> bytes:
 
 def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfig:
     """A ModelConfig from config.json's content. Raises ConfigError naming the key, the value and `where`."""
-    get = _Reader(data, where)
+    get = Keys(data, where)
     architecture = _architecture(data, where)
     _refuse_unsupported(get)
     hidden, heads, layers = (
@@ -121,7 +118,7 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         raise get.wrong("head_dim", "must be even")
     qwen2, llama, qwen3 = (architecture.startswith(name) for name in ("Qwen2", "Llama", "Qwen3"))
     bias = get.boolean("attention_bias", False) if llama or qwen3 else False
-    rope = _rope(get)
+    rope = read_rope(get)
     max_tokens = get.integer("max_position_embeddings")
     if rope.kind == "yarn":  # published configurations give the length before or after stretching
         max_tokens = max(max_tokens, int(rope.original_tokens * rope.factor))
@@ -145,6 +142,7 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         tied=get.boolean("tie_word_embeddings", False),
         dtype=_dtype(get),
         eos_ids=token_ids(data.get("eos_token_id"), f"{where}: eos_token_id"),
+        experts=read_experts(get, layers) if architecture.startswith("Qwen3Moe") else None,
     )
 
 
@@ -156,38 +154,6 @@ def token_ids(value: Any, where: str) -> frozenset[int]:
     return frozenset(many)
 
 
-class _Reader:
-    """Checked access to a config's keys."""
-
-    def __init__(self, data: dict[str, Any], where: str) -> None:
-        self.data = data
-        self.where = where
-
-    def wrong(self, key: str, remedy: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {key} = {self.data.get(key)!r} {remedy}")
-
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.wrong(key, f"must be an integer of at least {least}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise self.wrong(key, "must be a positive number")
-        return float(value)
-
-    def boolean(self, key: str, default: bool) -> bool:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise self.wrong(key, "must be true or false")
-        return value
-
-
 def _architecture(data: dict[str, Any], where: str) -> str:
     names = data.get("architectures")
     name = names[0] if isinstance(names, list) and names else names
@@ -197,7 +163,7 @@ def _architecture(data: dict[str, Any], where: str) -> str:
     return str(name)
 
 
-def _refuse_unsupported(get: _Reader) -> None:
+def _refuse_unsupported(get: Keys) -> None:
     if get.data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise get.wrong("hidden_act", "is not supported; supported: silu")
     quantised = get.data.get("quantization_config")
@@ -215,65 +181,9 @@ def _refuse_unsupported(get: _Reader) -> None:
         raise get.wrong("partial_rotary_factor", "is not supported; supported: 1.0")
 
 
-def _rope(get: _Reader) -> Rope:
-    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
-    key = "rope_parameters" if get.data.get("rope_parameters") else "rope_scaling"
-    section = get.data.get(key) or {}
-    if not isinstance(section, dict):
-        raise get.wrong(key, "must be an object")
-    inner = _Reader(section, f"{get.where}: {key}")
-    theta = inner.number("rope_theta", get.number("rope_theta", 10_000.0))
-    kind = section.get("rope_type", section.get("type", "default"))
-    if kind in _ROPE_BY_LENGTH:
-        why = "rotates by the sequence's length, so that no cache could be used again"
-        raise ConfigError(f"{get.where}: {key}.rope_type = {kind!r} {why}; supported: {', '.join(ROPE_TYPES)}")
-    if kind not in ROPE_TYPES:
-        raise ConfigError(
-            f"{get.where}: {key}.rope_type = {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
-        )
-    if section.get("partial_rotary_factor", 1.0) != 1.0:
-        raise inner.wrong("partial_rotary_factor", "is not supported; supported: 1.0")
-    if kind == "default":
-        return Rope(theta)
-    factor = inner.number("factor", 0.0)
-    if kind == "linear":
-        return Rope(theta, kind, factor)
-    original = inner.integer("original_max_position_embeddings", get.integer("max_position_embeddings"))
-    if kind == "yarn":
-        return _yarn(inner, theta, factor, original)
-    rope = Rope(
-        theta, kind, factor, inner.number("low_freq_factor", 0.0), inner.number("high_freq_factor", 0.0), original
-    )
-    if rope.high_freq_factor <= rope.low_freq_factor:
-        raise inner.wrong("high_freq_factor", f"must be above low_freq_factor, {rope.low_freq_factor}")
-    return rope
-
-
-def _yarn(inner: _Reader, theta: float, factor: float, original: int) -> Rope:
-    """YaRN (arXiv 2309.00071). The scale is given, or computed from the factor, optionally with two multipliers of its
-    logarithm."""
-
-    def grown(multiplier: float) -> float:
-        return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if inner.data.get("attention_factor") is not None:
-        scale = inner.number("attention_factor", 1.0)
-    elif inner.data.get("mscale") and inner.data.get("mscale_all_dim"):
-        scale = grown(inner.number("mscale", 1.0)) / grown(inner.number("mscale_all_dim", 1.0))
-    else:
-        scale = grown(1.0)
-    fast, slow = inner.number("beta_fast", 32.0), inner.number("beta_slow", 1.0)
-    if fast <= slow:
-        raise inner.wrong("beta_fast", f"must be above beta_slow, {slow}")
-    truncate = inner.boolean("truncate", True)
-    return Rope(
-        theta, "yarn", factor, original_tokens=original, beta_fast=fast, beta_slow=slow, truncate=truncate, scale=scale
-    )
-
-
-def _windows(get: _Reader, architecture: str, layers: int) -> tuple[int | None, ...]:
-    """Llama never has windows; Mistral has them in all layers; Qwen in the layers that config.json names, if
-    enabled."""
+def _windows(get: Keys, architecture: str, layers: int) -> tuple[int | None, ...]:
+    """Llama never has windows; Mistral has them in all layers; Qwen2 and Qwen3 in the layers that config.json names, if
+    enabled; Qwen3-MoE in all layers, if enabled."""
     if architecture.startswith("Llama") or get.data.get("sliding_window") is None:
         return (None,) * layers
     window = get.integer("sliding_window")
@@ -281,6 +191,8 @@ def _windows(get: _Reader, architecture: str, layers: int) -> tuple[int | None, 
         return (window,) * layers
     if not get.boolean("use_sliding_window", False):
         return (None,) * layers
+    if architecture.startswith("Qwen3Moe"):
+        return (window,) * layers
     kinds = get.data.get("layer_types")
     if kinds is None:
         full = get.integer("max_window_layers", layers, least=0)
@@ -290,7 +202,7 @@ def _windows(get: _Reader, architecture: str, layers: int) -> tuple[int | None, 
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _dtype(get: _Reader) -> str | None:
+def _dtype(get: Keys) -> str | None:
     key = "dtype" if get.data.get("dtype") is not None else "torch_dtype"
     value = get.data.get(key)
     if value is not None and value not in DTYPE_BYTES:

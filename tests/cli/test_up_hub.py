@@ -58,7 +58,7 @@ def test_a_hub_id_is_downloaded_and_names_the_model(
 @pytest.mark.parametrize(
     ("model", "changes", "named"),
     [
-        ("acme/other", {}, "Gemma3ForCausalLM"),
+        ("acme/other", {}, "MixtralForCausalLM"),
         ("acme/none", {}, "no such model"),
         ("acme/other", {"revision": "v9"}, "no such revision"),
         ("./acme/other", {}, "no such directory"),
@@ -74,7 +74,7 @@ def test_what_is_refused_is_refused_before_anything_starts(
     changes: dict[str, str],
     named: str,
 ) -> None:
-    config = json.loads(demo["config.json"]) | {"architectures": ["Gemma3ForCausalLM"]}
+    config = json.loads(demo["config.json"]) | {"architectures": ["MixtralForCausalLM"]}
     hub.add("acme/other", demo | {"config.json": json.dumps(config).encode()})
     launcher = up.start(home, model=model, **changes)
     assert launcher.wait(timeout=60) == 2
@@ -88,7 +88,7 @@ def test_a_local_model_of_a_kind_that_is_not_served_is_refused_too(up: UpbeatUp)
     (up.model / "config.json").write_text(json.dumps(config))
     launcher = up.start()
     assert launcher.wait(timeout=60) == 2
-    assert "gptq" in up.said() and "vLLM" in up.said() and not up.journal()
+    assert "gptq" in up.said() and "--engine vllm" in up.said() and not up.journal()
 
 
 def test_weights_get_the_memory_that_they_need_unless_somebody_said_how_much(

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from worker.kernels.cuda import attention, products, rows
+from worker.kernels.cuda import attention, experts, products, rows
 
 E = "*bf16"
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -92,6 +92,22 @@ def main() -> None:
     )
     fixed = {"BIAS": False, "WIDEN": False, "ROWS": 64, "OUTPUTS": 64, "INPUTS": 64}
     compiled("product", products._product, types, fixed, 4, 3)
+    compile_experts()
+
+
+def compile_experts() -> None:
+    """A Qwen3-MoE model: 128 experts, 8 for each token."""
+    types = {"logits": E, "places": "*i32", "chosen": "*i32", "weights": E}
+    fixed = {"EXPERTS": 128, "EXPERTS_UP": 128, "PER_TOKEN": 8, "PER_TOKEN_UP": 8, "NORM": True, "PADDED": True}
+    compiled("route", experts._route, types, fixed, 1, 3)
+    types = {"chosen": "*i32", "count": "i32", "pairs": "*i32", "bounds": "*i32"}
+    compiled("sort", experts._sort, types, {"BLOCK": 1024}, 4, 3)
+    types = {"x": E, "weight": E, "out": E, "pairs": "*i32", "bounds": "*i32", "outputs": "i32!", "inputs": "i32!"}
+    for name, rows_ in (("grouped", 64), ("grouped_few", 16)):
+        fixed = {"SHARE": 8, "WIDEN": False, "ROWS": rows_, "OUTPUTS": 64, "INPUTS": 64}
+        compiled(name, experts._grouped_product, types, fixed, 4, 3)
+    types = {"outputs": E, "weights": E, "out": E}
+    compiled("mix", experts._mix, types, {"HIDDEN": 2048, "PER_TOKEN": 8, "BLOCK": 1024}, 4, 3)
 
 
 if __name__ == "__main__":

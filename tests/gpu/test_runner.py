@@ -76,6 +76,8 @@ class Fence(HostFence):
     [
         *(pytest.param(c, marks=pytest.mark.slow) for c in ("llama", "qwen2", "mistral-window", "qwen3-biased")),
         "qwen3-some-windows",
+        pytest.param("qwen3moe-some-dense", marks=[pytest.mark.slow, pytest.mark.sample]),
+        pytest.param("qwen3moe-plain-weights", marks=pytest.mark.slow),
     ],
 )
 def test_logits_equal_those_of_transformers_in_chunks_and_token_by_token(case: str, tmp_path: Path) -> None:

@@ -256,10 +256,10 @@ def changed_config(tiny: dict[str, bytes], **changes: object) -> dict[str, bytes
 @pytest.mark.parametrize(
     ("changes", "named", "server"),
     [
-        ({"architectures": ["Gemma3ForCausalLM"]}, "Gemma3ForCausalLM", "vLLM"),
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM", "--engine vllm"),
         ({"architectures": ["BertModel"]}, "BertModel", "Text Embeddings Inference"),
         ({"architectures": ["WhisperForConditionalGeneration"]}, "Whisper", "faster-whisper"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq", "vLLM"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq", "--engine vllm"),
         (
             {"quantization_config": {"bits": 4, "group_size": 64}, "quantization": {"bits": 4}},
             "quantization_config",

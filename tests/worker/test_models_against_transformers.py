@@ -41,6 +41,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+#: Half of a layer's experts are taken by some token of most steps, none by all.
+EXPERTS = {"head_dim": 16, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 CASES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -77,6 +79,13 @@ CASES = {
     "qwen3-biased": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
     "qwen3-wide": ("Qwen3", {"head_dim": 32, "intermediate_size": 96}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3moe-plain-weights": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": False, "tie_word_embeddings": True}),
+    "qwen3moe-some-dense": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": True}),
+    "qwen3moe-every-second": ("Qwen3Moe", EXPERTS | {"decoder_sparse_step": 2, "attention_bias": True}),
+    "qwen3moe-window": ("Qwen3Moe", EXPERTS | {"use_sliding_window": True, "sliding_window": 24}),
+    "qwen3moe-all-experts": ("Qwen3Moe", EXPERTS | {"num_experts_per_tok": 7, "moe_intermediate_size": 16}),
+    "qwen3moe-wide": ("Qwen3Moe", EXPERTS | {"head_dim": 32, "num_experts": 40, "moe_intermediate_size": 64}),
 }
 
 
@@ -89,10 +98,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def reference(directory: Path, case: str, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+def reference(
+    directory: Path, case: str, dtype: torch.dtype = torch.float32, **sizes: int
+) -> transformers.PreTrainedModel:
     """A random model of this case, saved to `directory`; norms and biases are random too, so that none can be
     forgotten."""
     name, extra = CASES[case]
+    extra = extra | sizes
     torch.manual_seed(sorted(CASES).index(case))
     model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**SIZES | extra)).eval()
     with torch.no_grad():
@@ -181,7 +193,7 @@ def test_logits_equal_those_of_transformers_in_one_step_in_chunks_and_token_by_t
         torch.testing.assert_close(got[0], theirs[at], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral-window", "qwen3", "qwen2-some-windows"])
+@pytest.mark.parametrize("case", ["llama", "mistral-window", "qwen3", "qwen2-some-windows", "qwen3moe"])
 def test_a_mixed_batch_of_prefill_and_decode_gives_each_sequence_what_it_gets_alone(case: str, tmp_path: Path) -> None:
     theirs_model = reference(tmp_path, case)
     bench = Bench(tmp_path)
@@ -249,7 +261,7 @@ def test_a_page_is_laid_out_as_heads_then_k_and_v_then_tokens(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama", "llama-yarn-rope", "mistral-window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "llama-yarn-rope", "mistral-window", "qwen2", "qwen3", "qwen3moe"])
 def test_short_types_stay_close_to_transformers(case: str, dtype: str, tmp_path: Path) -> None:
     theirs_model = reference(tmp_path, case, getattr(torch, dtype))
     bench = Bench(tmp_path, dtype=dtype)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from contracts.errors import ConfigError
 from contracts.kv import fingerprint
 from loadtest.random_model import SHAPES, make_random_model, parameters
-from runtime.model_config import ModelConfig, Rope, load_config, parse_config
+from runtime.model_config import load_config, parse_config
+from runtime.model_experts import Experts
 from worker.memory.device_memory import host_memory
 from worker.models.checkpoint import Checkpoint
 from worker.models.digest import cached_weights_digest, model_digest
@@ -34,6 +35,12 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "vocab_size": 100,
     "max_position_embeddings": 2048,
+}
+QWEN3_MOE: dict[str, Any] = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
 }
 
 
@@ -114,6 +121,46 @@ def test_a_missing_or_broken_config_is_named(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
+def test_experts_are_read_as_both_versions_of_transformers_write_them() -> None:
+    four = parse_config(QWEN3_MOE).experts
+    five = parse_config({k: v for k, v in QWEN3_MOE.items() if k != "num_experts"} | {"num_local_experts": 8}).experts
+    assert four == five == Experts(8, 2, 32, norm=False, layers=(True,) * 4)
+    some = parse_config(QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": True})
+    assert some.experts == Experts(8, 2, 32, norm=True, layers=(False, True, False, False))
+    assert some.mlp_sizes() == {96, 32} and parse_config(QWEN3_MOE).mlp_sizes() == {32}
+    assert parse_config(QWEN3_MOE | {"num_experts": 0}).experts is None
+    assert parse_config(QWEN3_MOE | {"mlp_only_layers": [0, 1, 2, 3]}).experts is None
+    assert parse_config(QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 32}).windows == (32,) * 4
+    assert parse_config(QWEN3_MOE).qk_norm and parse_config(QWEN3_MOE).head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_experts": "8"}, "num_experts = '8'"),
+        ({"num_experts": None}, "num_local_experts = None"),
+        ({"num_local_experts": 4}, "num_local_experts = 4 contradicts num_experts, 8"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9 must be at most the number of experts, 8"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok = 0"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size = None"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob = 1"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+        ({"mlp_only_layers": "0"}, "mlp_only_layers = '0'"),
+        ({"mlp_only_layers": [True]}, "mlp_only_layers = [True]"),
+    ],
+)
+def test_experts_that_contradict_themselves_are_refused_by_key_and_value(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(QWEN3_MOE | change)
+    assert named in str(caught.value) and "config.json" in str(caught.value)
+
+
+def test_what_the_native_engine_does_not_serve_names_the_engine_that_may() -> None:
+    for change in ({"architectures": ["MixtralForCausalLM"]}, {"quantization_config": {"quant_method": "awq"}}):
+        with pytest.raises(ConfigError, match="serve it with --engine vllm"):
+            parse_config(LLAMA | change)
+
+
 # ---- weights
 # -----------------------------------------------------------------------------------------------------------
 def make(directory: Path, dtype: str = "float32", seed: int = 1, **changes: Any) -> Path:
@@ -187,18 +234,14 @@ def test_the_fingerprint_depends_on_what_decides_the_cache_and_on_nothing_else(t
     assert len({base, *(m.shape.fingerprint for m in others)}) == 6
 
 
-def flips() -> Iterator[tuple[str, ModelConfig]]:
-    """The same model with one field changed at a time, `Rope`'s included."""
-    for field in fields(ModelConfig):
-        value = getattr(CONFIG, field.name)
-        if field.name == "rope":
-            for inner in fields(Rope):
-                yield (
-                    f"rope.{inner.name}",
-                    replace(CONFIG, rope=replace(value, **{inner.name: changed(getattr(value, inner.name))})),
-                )
-        else:
-            yield field.name, replace(CONFIG, **{field.name: changed(value)})
+def flips(whole: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The same model with one field changed at a time, those of its parts included."""
+    whole = CONFIG if whole is None else whole
+    for field in fields(whole):
+        value = getattr(whole, field.name)
+        one = [(name + field.name, changed(value))] if not is_dataclass(value) else []
+        for path, other in one or flips(value, f"{name}{field.name}."):
+            yield path, replace(whole, **{field.name: other})
 
 
 def changed(value: Any) -> Any:
@@ -217,7 +260,7 @@ def changed(value: Any) -> Any:
     raise AssertionError(f"say how {value!r} is changed")
 
 
-CONFIG = parse_config(LLAMA | {"torch_dtype": "bfloat16"})
+CONFIG = parse_config(QWEN3_MOE | {"torch_dtype": "bfloat16"})
 #: They decide where an answer ends and how long it may be, which type is served where nothing says it (that type has
 #: its own place in the fingerprint), or are only a name of what the other fields say.
 NOT_OF_THE_CACHE = {"architecture", "eos_ids", "max_tokens", "dtype"}
@@ -231,6 +274,11 @@ def test_every_field_that_changes_what_is_computed_changes_the_digest() -> None:
     others = [digest for name, digest in digests.items() if name not in NOT_OF_THE_CACHE]
     assert len(set(others)) == len(others)
     assert model_digest(b"w" * 32, CONFIG) != base
+
+
+def test_families_without_experts_keep_the_digest_that_they_had_before_there_were_any() -> None:
+    found = model_digest(bytes(32), parse_config(LLAMA)).hex()
+    assert found == "4cac1f274ccc28e08242d0f367315233c050e7742b90e5162cc909db8099e304"
 
 
 def test_type_chunks_and_adapter_change_the_fingerprint() -> None:

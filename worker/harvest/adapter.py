@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from blake3 import blake3
 
+from contracts.errors import ConfigError
 from contracts.finetune import Settings
 from runtime.model_config import ModelConfig
 
@@ -52,8 +53,18 @@ def target_modules() -> list[str]:
     return [path.rpartition(".")[2] for path in _PATHS.values()]
 
 
+def check_trainable(c: ModelConfig) -> None:
+    """Raises ConfigError for a family whose layers are not trained here."""
+    if c.experts is not None:
+        raise ConfigError(
+            f"fine-tuning does not train {c.architecture}; train it elsewhere, merge the adapter, and serve the merged "
+            "model"
+        )
+
+
 def module_widths(c: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Width of each module's input and output."""
+    """Width of each module's input and output. Raises ConfigError, see `check_trainable`."""
+    check_trainable(c)
     hidden, q, kv, mlp = c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate_size
     return {
         "q": (hidden, q),

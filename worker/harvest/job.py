@@ -15,7 +15,7 @@ from pathlib import Path
 from contracts.errors import ConfigError
 from contracts.finetune import Job, check_settings
 from runtime.model_config import load_config
-from worker.harvest.adapter import Adapter, Empty, plain_empty
+from worker.harvest.adapter import Adapter, Empty, check_trainable, plain_empty
 from worker.harvest.checkpoints import Checkpoints, Line, State, job_digest, steps_of
 from worker.harvest.data import Examples, Reader
 from worker.harvest.gate import OPEN, Frozen, Gate, Stopped
@@ -46,6 +46,7 @@ def read_data(job: Job, base: Path, gate: Gate) -> tuple[Examples, Examples | No
     """The training and validation examples of a job. Raises InvalidRequest with the line's number, ConfigError, and
     Stopped."""
     config = load_config(base)
+    check_trainable(config)
     most = job.settings.max_tokens or config.max_tokens
     if most > config.max_tokens:
         raise ConfigError(f"max_tokens = {most}: the model takes at most {config.max_tokens}")

@@ -25,7 +25,8 @@ LANES = 16
 #: Padding of activation rows, so that neighbouring rows do not map to the same cache set.
 PADDING = LANES
 _MOST_SHARED_HEADS = 48
-_VECTORS = ("input_norm", "post_norm", "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm")
+#: Weights that stay plain, and those that are packed in tiles.
+_PLAIN = ("input_norm", "post_norm", "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm", "router")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 
 #: Tokens of one sequence: rows row .. row + count of q, at positions from `start`, written to rows from `out_row`.
@@ -36,8 +37,15 @@ QUERY = np.dtype(
 
 
 class _Shape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate", "chunk")] + [
-        ("eps", ctypes.c_float)
+    _fields_ = [
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                *("hidden", "heads", "kv_heads", "dim", "intermediate", "chunk"),
+                *("experts", "per_token", "expert_size", "norm_weights"),
+            )
+        ),
+        ("eps", ctypes.c_float),
     ]
 
 
@@ -60,15 +68,17 @@ class PackedLayer(ctypes.Structure):
             "down_bias",
             "q_norm",
             "k_norm",
+            "router",
         )
     ] + [("window", ctypes.c_int32)]
 
 
 class Buffers(ctypes.Structure):
     """Addresses of one step's activations: x `[tokens, hidden]`, a and mid (rows padded by PADDING), q, kv, cos, sin.
-    Memory for float32; a and mid are bfloat16 inside where the products take that."""
+    With experts also routed and picked (see layer.cpp). Memory for float32; a, mid and picked are bfloat16 inside where
+    the products take that."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "a", "mid", "q", "kv", "cos", "sin")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "a", "mid", "q", "kv", "routed", "picked", "cos", "sin")]
 
 
 class CpuKernels:
@@ -121,9 +131,13 @@ class CpuKernels:
     @staticmethod
     def suits(config: ModelConfig, chunk_tokens: int) -> str:
         """Why these kernels do not suit a model; empty when they do."""
-        for name in ("hidden_size", "head_dim", "intermediate_size"):
-            if getattr(config, name) % LANES:
-                return f"{name} = {getattr(config, name)} is no multiple of {LANES}"
+        dense = config.intermediate_size in config.mlp_sizes()
+        sizes = {"hidden_size": config.hidden_size, "head_dim": config.head_dim}
+        sizes |= {"intermediate_size": config.intermediate_size} if dense else {}
+        sizes |= {"moe_intermediate_size": config.experts.size} if config.experts else {}
+        for name, size in sizes.items():
+            if size % LANES:
+                return f"{name} = {size} is no multiple of {LANES}"
         if chunk_tokens % LANES:
             return f"kv.chunk_tokens = {chunk_tokens} is no multiple of {LANES}"
         if config.heads // config.kv_heads > _MOST_SHARED_HEADS:
@@ -134,16 +148,18 @@ class CpuKernels:
         """Writes a layer's matrix `field`, made of stacked `sources`, into `out` as tiles; False for fields that are
         not packed.
 
-        gate_up alternates tiles of the gate and up projections of the same outputs.
+        gate_up alternates tiles of the gate and up projections of the same outputs, of each expert in turn if there are
+        several.
         """
         if field not in _MATRICES:
             return False
-        spread = len(sources) if field == "gate_up" else 1
+        spread = 2 if field == "gate_up" else 1
         at = 0
         for n, source in enumerate(sources):
             plain = source.to(out.dtype).contiguous()
             rows, width = plain.shape
-            first = (n if spread > 1 else at // LANES) * LANES * width * out.itemsize
+            # An up projection begins at the second tile of its gate projection.
+            first = (at if n % spread == 0 else at - rows + LANES) * width * out.itemsize
             self._lib.upbeat_pack(TYPES[out.dtype], plain.data_ptr(), out.data_ptr() + first, rows, width, spread)
             at += rows
         return True
@@ -155,7 +171,7 @@ class CpuKernels:
     def _type(self, config: ModelConfig, dtype: torch.dtype) -> int:
         if dtype is not torch.bfloat16:
             return TYPES[dtype]
-        inputs = (config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
+        inputs = (config.hidden_size, config.heads * config.head_dim, *config.mlp_sizes())
         suit = (
             kind for kind, multiple in map(PRODUCTS.__getitem__, self.products) if not any(n % multiple for n in inputs)
         )
@@ -167,9 +183,10 @@ class ModelKernels:
 
     def __init__(self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, kind: int) -> None:
         self._lib, self._team, self._type = lib, team, kind
-        c = config
+        c, e = config, config.experts
+        experts = (e.count, e.per_token, e.size, int(e.norm)) if e else (0, 0, 0, 0)
         self._shape = _Shape(
-            c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens, c.norm_eps
+            c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens, *experts, c.norm_eps
         )
         self._at = ctypes.byref(self._shape)
         self._hidden = c.hidden_size
@@ -177,7 +194,7 @@ class ModelKernels:
     def layer(self, weights: LayerWeights, window: int | None) -> PackedLayer:
         """The addresses of a layer's packed weights; valid until its slot changes."""
         made = PackedLayer(window=window or 0)
-        for name in (*_VECTORS, *_MATRICES):
+        for name in (*_PLAIN, *_MATRICES):
             tensor: torch.Tensor | None = getattr(weights, name)
             setattr(made, name, None if tensor is None else tensor.data_ptr())
         return made

@@ -12,7 +12,9 @@ import math
 import torch
 import torch.nn.functional as F
 
-from runtime.model_config import ModelConfig, Rope
+from runtime.model_config import ModelConfig
+from runtime.model_experts import Experts
+from runtime.model_rope import Rope
 from worker.models.weights import LayerWeights, TopWeights
 
 
@@ -101,8 +103,35 @@ def finish_layer(w: LayerWeights, c: ModelConfig, x: torch.Tensor, attended: tor
     """The layer's output `[tokens, hidden]`, given its input `x` and attention's result `[tokens, heads *
     head_dim]`."""
     x = x + F.linear(attended, w.out, w.out_bias)
-    gate, up = F.linear(rms_norm(x, w.post_norm, c.norm_eps), w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
+    normed = rms_norm(x, w.post_norm, c.norm_eps)
+    if w.router is not None and c.experts is not None:
+        return x + mix_experts(w, c.experts, w.router, normed)
+    gate, up = F.linear(normed, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, w.down, w.down_bias)
+
+
+def route(e: Experts, router: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts that each row of `x [tokens, hidden]` takes, int64 `[tokens, per_token]`, and their weights."""
+    probabilities = F.linear(x, router).softmax(-1, dtype=torch.float32)
+    weights, chosen = probabilities.topk(e.per_token, dim=-1)
+    if e.norm:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return chosen, weights.to(x.dtype)
+
+
+def mix_experts(w: LayerWeights, e: Experts, router: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`[tokens, hidden]`: for each row of `x [tokens, hidden]` the weighted sum of its experts' outputs.
+
+    Each expert computes all of its rows at once. A row's outputs are summed in float32.
+    """
+    chosen, weights = route(e, router, x)
+    gate_up, down = w.gate_up.view(e.count, 2 * e.size, -1), w.down.view(e.count, -1, e.size)
+    mixed = x.new_empty(*chosen.shape, x.shape[-1])
+    for expert in sorted(set(chosen.flatten().tolist())):
+        row, rank = torch.where(chosen == expert)
+        gate, up = F.linear(x[row], gate_up[expert]).chunk(2, dim=-1)
+        mixed[row, rank] = F.linear(F.silu(gate) * up, down[expert]) * weights[row, rank, None]
+    return mixed.sum(1, dtype=torch.float32).to(x.dtype)
 
 
 def logits(top: TopWeights, c: ModelConfig, x: torch.Tensor) -> torch.Tensor:

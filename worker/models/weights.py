@@ -17,6 +17,7 @@ import torch
 
 from contracts.errors import UpbeatError
 from runtime.model_config import ModelConfig
+from runtime.model_experts import Experts
 from worker.core.granules import Owner
 from worker.memory.device_memory import DeviceMemory, Span
 from worker.memory.tensors import tensor_at
@@ -34,7 +35,8 @@ class LayerWeights:
     """One layer's weights: views into its span.
 
     qkv `[(heads + 2 kv_heads) * head_dim, hidden]`, out `[hidden, heads * head_dim]`, gate_up `[2 * intermediate,
-    hidden]`, down `[hidden, intermediate]`; norms and biases are vectors, None where the model has none.
+    hidden]`, down `[hidden, intermediate]`; norms and biases are vectors, None where the model has none. In a layer
+    with experts, router is `[experts, hidden]`, and gate_up and down have those of all experts, one after the other.
     """
 
     input_norm: torch.Tensor
@@ -49,6 +51,7 @@ class LayerWeights:
     down_bias: torch.Tensor | None = None
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
+    router: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -252,6 +255,9 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
         sources = [checkpoint.get(prefix + name, [rows, *width]) for name, rows in names.items()]
         return _Packed(field, [sum(names.values()), *width], sources, checkpoint.forget)
 
+    def stacked(field: str, sources: Sequence[torch.Tensor], width: int) -> _Packed:
+        return _Packed(field, [sum(map(len, sources)), width], list(sources), checkpoint.forget)
+
     projections = {f"self_attn.{name}_proj": rows for name, rows in (("q", q), ("k", kv), ("v", kv))}
     mlp = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
     parts = [
@@ -259,9 +265,15 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
         pack("post_norm", {"post_attention_layernorm.weight": c.hidden_size}),
         pack("qkv", _suffixed(projections, "weight"), c.hidden_size),
         pack("out", {"self_attn.o_proj.weight": c.hidden_size}, q),
-        pack("gate_up", _suffixed(mlp, "weight"), c.hidden_size),
-        pack("down", {"mlp.down_proj.weight": c.hidden_size}, c.intermediate_size),
     ]
+    if c.experts is not None and c.has_experts(layer):
+        gate_up, down = expert_matrices(checkpoint, prefix + "mlp.experts", c.experts, c.hidden_size)
+        parts.append(stacked("gate_up", gate_up, c.hidden_size))
+        parts.append(stacked("down", down, c.experts.size))
+        parts.append(pack("router", {"mlp.gate.weight": c.experts.count}, c.hidden_size))
+    else:
+        parts.append(pack("gate_up", _suffixed(mlp, "weight"), c.hidden_size))
+        parts.append(pack("down", {"mlp.down_proj.weight": c.hidden_size}, c.intermediate_size))
     if c.qkv_bias:
         parts.append(pack("qkv_bias", _suffixed(projections, "bias")))
     if c.out_bias:
@@ -274,6 +286,25 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
         parts.append(pack("k_norm", {"self_attn.k_norm.weight": c.head_dim}))
     assert {p.field for p in parts} <= {f.name for f in fields(LayerWeights)}
     return parts
+
+
+def expert_matrices(
+    checkpoint: Checkpoint, prefix: str, e: Experts, hidden: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Gate and up projections `[size, hidden]` of each expert in turn, and their down projections `[hidden, size]`.
+
+    A checkpoint has each matrix by itself, or two tensors with those of all experts (transformers 5). Raises
+    ConfigError.
+    """
+    if f"{prefix}.gate_up_proj" in checkpoint.tensors:
+        both = checkpoint.get(f"{prefix}.gate_up_proj", [e.count, 2 * e.size, hidden])
+        down = checkpoint.get(f"{prefix}.down_proj", [e.count, hidden, e.size])
+        return [matrix for expert in both for matrix in expert.split(e.size)], list(down)
+    gate_up, downs = list[torch.Tensor](), list[torch.Tensor]()
+    for expert in range(e.count):
+        gate_up += [checkpoint.get(f"{prefix}.{expert}.{n}_proj.weight", [e.size, hidden]) for n in ("gate", "up")]
+        downs.append(checkpoint.get(f"{prefix}.{expert}.down_proj.weight", [hidden, e.size]))
+    return gate_up, downs
 
 
 def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[_Packed]:

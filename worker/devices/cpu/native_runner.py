@@ -96,6 +96,9 @@ class NativeRunner:
             "q": c.heads * c.head_dim,
             "kv": 2 * c.kv_heads * c.head_dim,
         }
+        if e := c.experts:
+            widths["mid"] = max(widths["mid"], e.per_token * (e.size + PADDING))
+            widths |= {"routed": e.count, "picked": e.per_token * (c.hidden_size + PADDING)}
         for name, width in widths.items():
             if self._memory.get(name, torch.empty(0)).shape[0] < tokens:
                 with torch.inference_mode(False):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from worker.devices.cuda.experts import ExpertsMemory
 from worker.devices.cuda.queue import Captured, Queue
 from worker.devices.cuda.tables import PageTables, StepInputs
 from worker.devices.runner import Slice, check
@@ -77,10 +78,12 @@ class _Activations:
         )
         self.packed = rows((c.heads + 2 * c.kv_heads) * c.head_dim)
         self.q, self.attended = rows(c.heads * c.head_dim), rows(c.heads * c.head_dim)
-        self.gate_up, self.mid = rows(2 * c.intermediate_size), rows(c.intermediate_size)
-        self.bytes = _bytes(
-            self.x, self.kept, self.delta, self.normed, self.packed, self.q, self.attended, self.gate_up, self.mid
-        )
+        dense = 0 if c.experts and all(c.experts.layers) else c.intermediate_size
+        self.gate_up, self.mid = rows(2 * dense), rows(dense)
+        sizes = c.hidden_size, tokens, model.dtype, device
+        self.experts = ExpertsMemory(c.experts, *sizes) if c.experts else None
+        own = (self.x, self.kept, self.delta, self.normed, self.packed, self.q, self.attended, self.gate_up, self.mid)
+        self.bytes = _bytes(*own, *(self.experts.tensors() if self.experts else ()))
 
 
 class CudaRunner:
@@ -225,6 +228,7 @@ class CudaRunner:
         heads = c.heads, c.kv_heads, self.kv.shape.chunk_tokens
         rotate_write(a.packed[:n], a.q[:n], self._cos, self._sin, norms, c.norm_eps, table, work.places, *heads)
         window, x = c.windows[layer], a.x
+        places: torch.Tensor | None = work.places
         if (
             layer == c.layers - 1
             and work.lasts is not None
@@ -233,14 +237,14 @@ class CudaRunner:
         ):
             # The last layer computes what the logits need and nothing else: the last tokens.
             self._attend(layer, work.last_slices, work.last_blocks, work.last_splits, window)
-            x, n = a.kept, work.lasts.shape[0]
+            x, n, places = a.kept, work.lasts.shape[0], None
             torch.index_select(a.x, 0, work.lasts, out=x[:n])
         else:
             if work.many.shape[0]:
                 attend(self._shape, self._prefill, a.q, a.attended, table, work.slices, work.many, window)
             self._attend(layer, work.slices, work.singles, work.splits, window)
         if n:
-            self._finish_layer(w, x[:n], n)
+            self._finish_layer(w, x[:n], n, places)
 
     def _attend(self, layer: int, slices: torch.Tensor, blocks: torch.Tensor, splits: int, window: int | None) -> None:
         """Attention of single tokens."""
@@ -253,10 +257,14 @@ class CudaRunner:
         parts, stats = self._scratch(blocks.shape[0], splits)
         attend_split(self._shape, self._decode, a.q, a.attended, table, slices, blocks, window, parts, stats)
 
-    def _finish_layer(self, w: LayerWeights, x: torch.Tensor, n: int) -> None:
+    def _finish_layer(self, w: LayerWeights, x: torch.Tensor, n: int, places: torch.Tensor | None) -> None:
         a, eps = self._activations, self.model.config.norm_eps
         self._product(a.attended[:n], w.out, w.out_bias, a.delta[:n])
         add_norm(x, a.delta[:n], w.post_norm, eps, a.normed[:n])
+        if w.router is not None and a.experts is not None:
+            rows = a.normed[:n], a.delta[:n], places
+            a.experts.mix(w, w.router, *rows, self._product, self.batch_invariant)
+            return
         self._product(a.normed[:n], w.gate_up, w.gate_up_bias, a.gate_up[:n])
         silu_mul(a.gate_up[:n], a.mid[:n])
         self._product(a.mid[:n], w.down, w.down_bias, a.delta[:n])
@@ -350,4 +358,4 @@ def _addresses(w: LayerWeights) -> tuple[int, ...]:
         w.gate_up_bias,
         w.down_bias,
     )
-    return tuple(t.data_ptr() for t in (*tensors, w.q_norm, w.k_norm) if t is not None)
+    return tuple(t.data_ptr() for t in (*tensors, w.q_norm, w.k_norm, w.router) if t is not None)

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "attention.h"
+#include "experts.h"
 #include "speed.h"
 #include "tile_attention.h"
 
@@ -20,22 +21,26 @@ extern "C" {
 
 struct Shape {
     int32_t hidden, heads, kv_heads, dim, intermediate, chunk;
+    int32_t experts, per_token, expert_size, norm_weights;  // 0 without experts
     float eps;
 };
 
 // Weights of one layer. Matrices are packed in tiles, vectors are plain; null if the model has none. gate_up alternates gate tiles with the up
-// tiles of the same outputs.
+// tiles of the same outputs. router `[experts, hidden]` is plain, null if the layer has no experts; with experts, gate_up and down have those of
+// all experts, one after the other.
 struct Layer {
-    const void *input_norm, *post_norm, *qkv, *out, *gate_up, *down, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm;
+    const void *input_norm, *post_norm, *qkv, *out, *gate_up, *down, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm, *router;
     int32_t window;
 };
 
 // One step's buffers: x `[tokens, hidden]`, a (normed or attended) and mid, q `[tokens, heads * dim]`, kv `[tokens, 2 * kv_heads * dim]`,
 // cos and sin `[tokens, dim]`, the first half of sin negated. Rows of `a` and `mid` are padded by 16 values; those are of W::Active.
+// With experts: routed `[tokens, experts]`, picked `[tokens * per_token, hidden]` (padded), and mid has rows for `tokens * per_token` pairs.
 struct Buffers {
     float* x;
     void *a, *mid;
-    float *q, *kv;
+    float *q, *kv, *routed;
+    void* picked;
     const float *cos, *sin;
 };
 
@@ -152,6 +157,53 @@ void attend_all(Team& team, const Shape& s, const Layer& l, const Buffers& b, co
     });
 }
 
+// What follows a product with gate_up: rows of `mid`, of `width` values each, are silu(gate) * up.
+template <typename W>
+auto gated(typename W::Active* mid, int width, const void* bias) {
+    return [=](int row, int tile, const f32x16* sums, int n) {
+        for (int t = 0; t < n; t += 2) {
+            const long at = long((tile + t) / 2) * LANES;
+            const f32x16 gate = W::rounded(sums[t] + bias_of<W>(bias, at));
+            const f32x16 up = W::rounded(sums[t + 1] + bias_of<W>(bias, width + at));
+            const f32x16 swish = W::rounded(gate / (exponential(-gate) + 1.0f));
+            put(mid + row * padded(width) + at, W::rounded(swish * up));
+        }
+    };
+}
+
+// Adds to `rows` rows of x what their experts make of the normed rows in a; a row's outputs are summed in float32.
+template <typename W>
+void mix_experts(Team& team, const Shape& s, const Layer& l, const Buffers& b, int rows) {
+    using Stored = typename W::Stored;
+    using Active = typename W::Active;
+    const long wide = padded(s.hidden);
+    if constexpr (!std::is_same_v<Active, float>)  // the router multiplies float32
+        norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, static_cast<float*>(b.a), wide);
+    plain_product<W>(team, static_cast<const Stored*>(l.router), s.experts, static_cast<float*>(b.a), wide, rows, s.hidden, b.routed, s.experts);
+    if constexpr (!std::is_same_v<Active, float>)
+        norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, active<W>(b.a), wide);
+    const Routes routes = routes_of<W>(team, b.routed, rows, s.experts, s.per_token, s.norm_weights);
+    team.split(int(routes.pairs.size()), [&](int place) {
+        memcpy(active<W>(b.picked) + place * wide, active<W>(b.a) + routes.pairs[place] / s.per_token * wide, sizeof(Active) * s.hidden);
+    });
+    grouped_product<W>(team, static_cast<const Stored*>(l.gate_up), routes.groups, routes.experts, 2 * s.expert_size / LANES, active<W>(b.picked), wide,
+                       s.hidden, gated<W>(active<W>(b.mid), s.expert_size, nullptr));
+    float* outputs = static_cast<float*>(b.picked);  // the experts' inputs are no longer needed
+    grouped_product<W>(team, static_cast<const Stored*>(l.down), routes.groups, routes.experts, s.hidden / LANES, active<W>(b.mid), padded(s.expert_size),
+                       s.expert_size, [&](int place, int tile, const f32x16* sums, int n) {
+                           for (int t = 0; t < n; t++) store(outputs + place * wide + (tile + t) * LANES, W::rounded(sums[t]));
+                       });
+    team.split(rows, [&](int row) {
+        for (int i = 0; i < s.hidden; i += LANES) {
+            f32x16 sum = splat(0);
+            for (int pair = row * s.per_token; pair < (row + 1) * s.per_token; pair++)
+                sum += W::rounded(load(outputs + routes.places[pair] * wide + i) * routes.weights[pair]);
+            float* x = b.x + long(row) * s.hidden + i;
+            store(x, W::rounded(load(x) + W::rounded(sum)));
+        }
+    });
+}
+
 template <typename W>
 void finish(Team& team, const Shape& s, const Layer& l, const Buffers& b, const Query* queries, int count, int rows, int layer, const char* base) {
     attend_all<W>(team, s, l, b, queries, count, layer, base);
@@ -167,16 +219,9 @@ void finish(Team& team, const Shape& s, const Layer& l, const Buffers& b, const 
     const int nq = s.heads * s.dim, tiles = s.hidden / LANES;
     product<W>(team, static_cast<const Stored*>(l.out), tiles, active<W>(b.a), padded(nq), rows, nq, add_to_x(l.out_bias));
     norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, active<W>(b.a), padded(s.hidden));
+    if (l.router) return mix_experts<W>(team, s, l, b, rows);
     product<W>(team, static_cast<const Stored*>(l.gate_up), 2 * s.intermediate / LANES, active<W>(b.a), padded(s.hidden), rows, s.hidden,
-               [&](int row, int tile, const f32x16* sums, int n) {
-                   for (int t = 0; t < n; t += 2) {
-                       const long at = long((tile + t) / 2) * LANES;
-                       const f32x16 gate = W::rounded(sums[t] + bias_of<W>(l.gate_up_bias, at));
-                       const f32x16 up = W::rounded(sums[t + 1] + bias_of<W>(l.gate_up_bias, s.intermediate + at));
-                       const f32x16 swish = W::rounded(gate / (exponential(-gate) + 1.0f));
-                       put(active<W>(b.mid) + row * padded(s.intermediate) + at, W::rounded(swish * up));
-                   }
-               });
+               gated<W>(active<W>(b.mid), s.intermediate, l.gate_up_bias));
     product<W>(team, static_cast<const Stored*>(l.down), tiles, active<W>(b.mid), padded(s.intermediate), rows, s.intermediate, add_to_x(l.down_bias));
 }
 

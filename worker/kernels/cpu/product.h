@@ -5,6 +5,7 @@
 // never depends on the other rows of a step.
 #pragma once
 #include <type_traits>
+#include <vector>
 
 #include "team.h"
 #include "tiles.h"
@@ -175,18 +176,27 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
     }
 }
 
-// The product of `a [m, k]` (row stride `lda`) with `tiles` packed tiles. Calls done(row, first tile, sums, number of tiles) with an even number
-// of tiles, except perhaps for the last. Few rows compute several tiles at a time, to hide latency. Many rows are divided, so that a task's
-// rows stay in its core's cache while it processes its tiles.
-template <typename W, typename Done>
-void product(Team& team, const typename W::Stored* weights, int tiles, const typename W::Active* a, long lda, int m, int k, const Done& done) {
-    if (m == 0) return;
-    constexpr int FEW = W::TILES ? 16 : 3, AT_ONCE = W::TILES ? 4 : 8;
-    const bool few = m <= FEW;
-    const long cached = CACHED_BYTES / (long(sizeof(*a)) * k) / 96 * 96;
-    const int longest = cached > 96 ? int(cached) : 96, cuts = (m + longest - 1) / longest, share = SPAN > 1 ? (m + cuts - 1) / cuts : longest;
-    const int wide = few || cuts > 1 ? 8 : 2, groups = (tiles + wide - 1) / wide;
-    team.split(groups * cuts, [&](int i) {
+// How the product of `m` rows, of `k` inputs each, with `tiles` packed tiles is divided into tasks. Few rows compute several tiles at a time, to
+// hide latency. Many rows are divided, so that a task's rows stay in its core's cache while it processes its tiles.
+template <typename W>
+struct Cut {
+    static constexpr int FEW = W::TILES ? 16 : 3, AT_ONCE = W::TILES ? 4 : 8;
+    int m, k, tiles, cuts, share, wide;
+    bool few;
+
+    Cut(int m, int k, int tiles) : m(m), k(k), tiles(tiles), few(m <= FEW) {
+        const long cached = CACHED_BYTES / (long(sizeof(typename W::Active)) * k) / 96 * 96;
+        const int longest = cached > 96 ? int(cached) : 96;
+        cuts = (m + longest - 1) / longest;
+        share = SPAN > 1 ? (m + cuts - 1) / cuts : longest;
+        wide = few || cuts > 1 ? 8 : 2;
+    }
+
+    int tasks() const { return (tiles + wide - 1) / wide * cuts; }
+
+    // Task `i`: calls done(row, first tile, sums, number of tiles) with an even number of tiles, except perhaps for the last.
+    template <typename Done>
+    void run(int i, const typename W::Stored* weights, const typename W::Active* a, long lda, const Done& done) const {
         int first = i / cuts * wide;
         const int end = first + wide < tiles ? first + wide : tiles, from = i % cuts * share, to = from + share < m ? from + share : m;
         const bool ahead = !few || SPAN > 1;  // with few rows and one register per tile, memory is the bottleneck anyway
@@ -195,6 +205,39 @@ void product(Team& team, const typename W::Stored* weights, int tiles, const typ
         for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, ahead, done);
         if (first < end) some_tiles<W, 1>(first, weights, a, lda, from, to, k, ahead, done);
         if constexpr (W::TILES) tiles_done();
+    }
+};
+
+// The product of `a [m, k]` (row stride `lda`) with `tiles` packed tiles. done: see `Cut::run`.
+template <typename W, typename Done>
+void product(Team& team, const typename W::Stored* weights, int tiles, const typename W::Active* a, long lda, int m, int k, const Done& done) {
+    if (m == 0) return;
+    const Cut<W> cut(m, k, tiles);
+    team.split(cut.tasks(), [&](int i) { cut.run(i, weights, a, lda, done); });
+}
+
+// Rows [first, first + rows) of a grouped product: those of one matrix.
+struct Group {
+    int first, rows;
+};
+
+// The product of each group's rows of `a` with its own matrix of `tiles` tiles: of `weights`, that of number `matrix[g]`. One loop for all groups.
+template <typename W, typename Done>
+void grouped_product(Team& team, const typename W::Stored* weights, const std::vector<Group>& groups, const std::vector<int>& matrix, int tiles,
+                     const typename W::Active* a, long lda, int k, const Done& done) {
+    struct Task {
+        int group, number;
+    };
+    std::vector<Cut<W>> cuts;
+    std::vector<Task> tasks;
+    for (size_t g = 0; g < groups.size(); g++) {
+        cuts.emplace_back(groups[g].rows, k, tiles);
+        for (int i = 0; i < cuts[g].tasks(); i++) tasks.push_back({int(g), i});
+    }
+    team.split(int(tasks.size()), [&](int i) {
+        const int g = tasks[i].group, first = groups[g].first;
+        cuts[g].run(tasks[i].number, weights + long(matrix[g]) * tiles * LANES * k, a + first * lda, lda,
+                    [&](int row, int tile, const f32x16* sums, int n) { done(first + row, tile, sums, n); });
     });
 }
 
