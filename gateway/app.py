@@ -240,9 +240,7 @@ class Gateway:
         self._tasks.start(workers.watch(), "watch the workers")
         self._tasks.start(parts.hints.run(), "tell hints")
         self._tasks.start(parts.turn_reports.run(), "tell where turns' time went")
-        self._tasks.start(
-            tell_attainment(parts.attainments, fleet.schedulers, clock), "tell which answers were in time"
-        )
+        self._tasks.start(tell_attainment(parts.attainments, fleet.schedulers, clock), "tell attainment")
         self._tasks.start(parts.responses.watch(), "watch stored responses")
         if self._warm:
             parts.decoding.start()

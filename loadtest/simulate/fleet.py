@@ -81,12 +81,19 @@ VARIANTS: dict[str, Variant] = {
 
 
 class Fleet:
-    """See the module. Requests and hints arrive at the current virtual time; `Request.done` is called at the end."""
+    """See the module. Requests and hints arrive at the current virtual time; `Request.done` is called at the end.
+    pieces: bands of layers, and tokens of a chunk (`turns.coarse`)."""
 
     def __init__(
-        self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None
+        self,
+        events: Events,
+        kind: NodeKind,
+        nodes: int,
+        variant: Variant,
+        settings: Settings | None = None,
+        pieces: tuple[int, int] = (4, 256),
     ) -> None:
-        kind = coarsened(kind) if variant.ours else kind
+        kind = coarsened(kind, *pieces) if variant.ours else kind
         self._events, self.kind, self.variant = events, kind, variant
         base = settings or Settings()
         self.control = Control(

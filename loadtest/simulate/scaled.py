@@ -28,7 +28,9 @@ _LEAVING_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ScaledRun:
-    """nodes: at the start. policy: None: the fleet keeps them. limit_s: of virtual time in which turns may arrive."""
+    """nodes: at the start. policy: None: the fleet keeps them. limit_s: of virtual time in which turns may arrive.
+    pieces: see `Fleet`; fewer bands than `upbeat simulate` has, and longer chunks for long prompts, as hours are
+    simulated."""
 
     kind: NodeKind
     nodes: int
@@ -39,6 +41,7 @@ class ScaledRun:
     seed: int = 1
     limit_s: float = math.inf
     drain_s: float = 3600.0
+    pieces: tuple[int, int] = (2, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class ScaledFleet(Fleet):
 
     def __init__(self, events: Events, run: ScaledRun) -> None:
         variant = VARIANTS["balanced" if run.hints else "balanced-no-hints"]
-        super().__init__(events, run.kind, run.nodes, variant)
+        super().__init__(events, run.kind, run.nodes, variant, pieces=run.pieces)
         self._run = run
         self._recommender = None if run.policy is None else Recommender(run.policy)
         self.attained = Attained()
