@@ -14,13 +14,14 @@ from scheduler.core.scale_signals import Signals
 class ScaleMetrics(Collector):
     """The samples of the last look; none before the first. last: see `Scaling.last`."""
 
-    def __init__(self, last: Callable[[], tuple[Signals, Recommendation] | None]) -> None:
+    def __init__(self, last: Callable[[], tuple[Signals, Recommendation | None] | None]) -> None:
         self._last = last
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
         desired = GaugeMetricFamily(
-            "upbeat_scheduler_desired_nodes", "Nodes that the fleet should have, by the policy of `autoscale`"
+            "upbeat_scheduler_desired_nodes",
+            "Nodes that the fleet should have, by the policy of `autoscale`; not there in a scheduler's first minute",
         )
         utilisation = GaugeMetricFamily(
             "upbeat_scheduler_utilisation",
@@ -57,8 +58,9 @@ class ScaleMetrics(Collector):
         last = self._last()
         if last is not None:
             seen, said = last
-            desired.add_metric((), said.nodes)
-            if said.utilisation is not None:
+            if said is not None:
+                desired.add_metric((), said.nodes)
+            if said is not None and said.utilisation is not None:
                 utilisation.add_metric((), said.utilisation)
             for (device, model), seconds in seen.work_s_of.items():
                 work.add_metric((device, model), seconds)

@@ -9,24 +9,29 @@ from contracts.v1 import scheduler_pb2
 from runtime.clock import Clock
 from runtime.config import Config
 from scheduler.core.control import Control
+from scheduler.core.fleet import ARRIVED_S
 from scheduler.core.scale_policy import Recommendation, Recommender, policy_of
 from scheduler.core.scale_signals import Attained, Signals, signals
 
 #: Time between two looks, in seconds.
 LOOK_S = 5.0
+#: After its start a scheduler recommends nothing for this long, in seconds: nodes come back one by one, and the rate of
+#: arriving work is that of a minute.
+SETTLE_S = ARRIVED_S
 #: Entries of one report of a gateway that are read.
 _MOST_DECIDED = 2_000
 
 
 class Scaling:
-    """See the module. last: the latest signals and recommendation; replaced, never changed, as scrapes read it on
-    another thread. None: not looked yet."""
+    """See the module. last: the latest signals, and the recommendation if there is one; replaced, never changed, as
+    scrapes read it on another thread. None: not looked yet. began_s: when the scheduler started."""
 
     def __init__(self, config: Config, control: Control, clock: Clock, gathering: Callable[[], bool]) -> None:
         self._control, self._clock, self._gathering = control, clock, gathering
         self._attained = Attained()
         self._recommender = Recommender(policy_of(config.autoscale.model_dump(), config.nodes.count))
-        self.last: tuple[Signals, Recommendation] | None = None
+        self.last: tuple[Signals, Recommendation | None] | None = None
+        self.began_s = clock.now()
 
     def decided(self, told: Iterable[scheduler_pb2.SloDecided]) -> None:
         """A gateway's answers that were decided since its last word. Entries that make no sense are left out."""
@@ -34,10 +39,11 @@ class Scaling:
         for one, _ in zip(told, range(_MOST_DECIDED), strict=False):
             self._attained.add(one.model, one.target, one.turns, one.kept, now)
 
-    def look(self) -> tuple[Signals, Recommendation]:
+    def look(self) -> tuple[Signals, Recommendation | None]:
         """Look at the fleet, and decide."""
         control, clock, now = self._control, self._clock, self._clock.now()
-        seen = signals(control.fleet, control.directory, self._attained, now, clock.wall(), gathering=self._gathering())
+        new = self._gathering() or now - self.began_s < SETTLE_S
+        seen = signals(control.fleet, control.directory, self._attained, now, clock.wall(), gathering=new)
         self.last = seen, self._recommender.look(seen, now)
         return self.last
 
@@ -47,9 +53,11 @@ class Scaling:
             self.look()
             await self._clock.sleep(LOOK_S)
 
-    def reply(self) -> scheduler_pb2.ScaleReply:
-        """The last look, for gateways."""
+    def reply(self) -> scheduler_pb2.ScaleReply | None:
+        """The last look, for gateways; None: there is no recommendation yet."""
         seen, said = self.last or self.look()
+        if said is None:
+            return None
         policy = self._recommender.policy
         return scheduler_pb2.ScaleReply(
             desired_nodes=said.nodes,

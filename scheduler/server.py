@@ -273,9 +273,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.scaling.decided(request.decided)
         return scheduler_pb2.SloDecidedReply()
 
-    async def Scale(self, request: scheduler_pb2.ScaleRequest, context: Any) -> scheduler_pb2.ScaleReply:
-        """See the proto."""
-        return self.scaling.reply()
+    async def Scale(self, request: scheduler_pb2.ScaleRequest, context: Any) -> Any:
+        """See the proto. Unavailable while there is no recommendation: another scheduler may have one."""
+        reply = self.scaling.reply()
+        if reply is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no recommendation yet")
+        return reply
 
     # ---- workflows ---------------------------------------------------------------------------------------------
     async def DeclareWorkflow(

@@ -93,8 +93,9 @@ class ScaledFleet(Fleet):
         desired, demand, why = len(self.nodes), seen.arriving, ""
         if self._recommender is not None:
             said = self._recommender.look(seen, now)
-            desired, demand, why = said.nodes, said.demand, said.why
-            self._resize(desired)
+            if said is not None:
+                desired, demand, why = said.nodes, said.demand, said.why
+                self._resize(desired)
         paid = len(self.nodes) + len(self._coming)
         self.looks.append(Look(now, demand, seen.nodes, paid, desired, seen.hbm_needed, seen.dram_needed, why))
         self._events.at(now + LOOK_EVERY_S, self._look)

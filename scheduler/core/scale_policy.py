@@ -12,7 +12,8 @@ The scheduler recommends with it, and `upbeat autoscale --simulate` replays trac
 5. *Windows*, as those of Kubernetes' HorizontalPodAutoscaler: a step up takes the least that was wanted within
    `up_window_s`, a step down the most within `down_window_s`. Steps down are small (`down_share`) and `down_step_s`
    apart, since each makes caches move.
-6. Signals that are incomplete change nothing.
+6. Signals that are incomplete change nothing. Nothing is recommended before they were complete once, and some node
+   served: a guess would be taken for a wish to stop the nodes that the scheduler does not know yet.
 """
 
 from __future__ import annotations
@@ -100,9 +101,13 @@ class Recommender:
         self._wanted: deque[tuple[float, int]] = deque()
         self._stepped_down_s = self._slo_s = -math.inf
 
-    def look(self, signals: Signals, now: float) -> Recommendation:
-        """The recommendation of this moment. Times must not decrease."""
-        self.nodes = self._clamped(self.nodes or signals.nodes + signals.starting_nodes)
+    def look(self, signals: Signals, now: float) -> Recommendation | None:
+        """The recommendation of this moment; None: not yet. Times must not decrease."""
+        if not self.nodes:
+            if signals.incomplete or not signals.devices:
+                return None
+            self.nodes = self._clamped(signals.nodes + signals.starting_nodes)
+            self._remember(self.nodes, now)  # as HPA does, so that a new process shrinks nothing at once
         demand, cause = self._demand(signals)
         utilisation = demand / signals.devices if signals.devices else None
         if signals.incomplete:
@@ -160,8 +165,9 @@ class Recommender:
 
     def _stabilised(self, now: float) -> int:
         policy = self.policy
-        up = min(wanted for at_s, wanted in self._wanted if at_s >= now - policy.up_window_s)
-        down = max(wanted for at_s, wanted in self._wanted if at_s >= now - policy.down_window_s)
+        latest = self._wanted[-1][1]
+        up = min([latest, *(wanted for at_s, wanted in self._wanted if at_s > now - policy.up_window_s)])
+        down = max([latest, *(wanted for at_s, wanted in self._wanted if at_s > now - policy.down_window_s)])
         if self.nodes < up:
             return up
         if self.nodes > down and now - self._stepped_down_s >= policy.down_step_s:
