@@ -75,7 +75,7 @@ def autoscale(
         if as_json:
             print_json(page)
         else:
-            _show(console(), page)
+            show(console(), page)
         return
     for flag, value in (
         ("--start", start),
@@ -133,7 +133,7 @@ def _only_live(context: typer.Context) -> None:
             raise ConfigError(f"--{flag} is of a simulation; give --simulate TRACE too, or set it in `autoscale`")
 
 
-def _show(out: Console, page: Mapping[str, Any]) -> None:
+def show(out: Console, page: Mapping[str, Any]) -> None:
     """Print the page of `GET /v1/scale`."""
     coming = f", {page['starting_nodes']} starting" if page["starting_nodes"] else ""
     out.print(f"{page['desired_nodes']} nodes wanted ({page['why']}); {page['nodes']} serve{coming}")
