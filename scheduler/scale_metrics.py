@@ -40,7 +40,7 @@ class ScaleMetrics(Collector):
         )
         arriving = GaugeMetricFamily(
             "upbeat_scheduler_arriving_work",
-            "Seconds of work that arrive a second, of the last minute; empty model: not known",
+            "Seconds of work that arrive a second, of the last minute",
             labels=["model"],
         )
         needed = GaugeMetricFamily(

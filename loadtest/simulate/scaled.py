@@ -1,8 +1,9 @@
 """A fleet that an autoscaling policy grows and shrinks: production's policy and signals (`scheduler.core.scale_policy`,
 `scheduler.core.scale_signals`) over simulated nodes with the production cores.
 
-A node that is ordered serves after `startup_s`. One that leaves takes no new turns, ends what it has, and goes with its
-DRAM and SSD; what it had written to blob stays. It is paid for from its order to its leaving.
+A node that is ordered serves after `startup_s`. One that leaves takes no new turns, ends what it has and its
+write-back, and goes with its DRAM and SSD; what it has written to blob stays. A node is paid for from its order to its
+leaving.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from scheduler.core.scale_signals import TPOT, TTFT, Attained, signals
 
 #: As in `scheduler.scaling`.
 LOOK_EVERY_S = 5.0
-_LEAVING_EVERY_S = 0.5
+#: How often a leaving node looks whether it may go, and how long it waits for its write-back, in seconds.
+_LEAVING_EVERY_S, _WRITE_BACK_S = 0.5, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,9 @@ class ScaledFleet(Fleet):
         self.looks: list[Look] = []
         self.moves = Moves()
         self._made = run.nodes
-        #: Nodes that have been ordered, and those that leave.
+        #: Nodes that have been ordered; and those that leave, with the last time at which they had a request.
         self._coming: list[str] = []
-        self._leaving: set[str] = set()
+        self._leaving: dict[str, float] = {}
         self._was_on: dict[SessionKey, str] = {}
         #: (time, nodes that are paid for) at each change.
         self.paid: list[tuple[float, int]] = [(events.now, run.nodes)]
@@ -107,7 +109,7 @@ class ScaledFleet(Fleet):
         while self._coming and len(staying) + len(self._coming) > desired:
             self._coming.pop()
         for name in sorted(staying, key=self._cheapness)[: max(len(staying) + len(self._coming) - desired, 0)]:
-            self._leaving.add(name)
+            self._leaving[name] = self._events.now
             self.control.fleet.drain(name)
             self._leave(name)
         self._note_paid()
@@ -135,19 +137,21 @@ class ScaledFleet(Fleet):
         self._events.at(self._events.now + self._run.startup_s, arrive)
 
     def _leave(self, name: str) -> None:
-        if self.control.fleet.devices[name].outstanding or self._busy(name):
-            self._events.at(self._events.now + _LEAVING_EVERY_S, lambda: self._leave(name))
-            return
         now = self._events.now
-        del self.nodes[name]
-        self._leaving.discard(name)
+        if not self._may_go(name, now):
+            self._events.at(now + _LEAVING_EVERY_S, lambda: self._leave(name))
+            return
+        del self.nodes[name], self._leaving[name]
         self.control.worker_left(name, now)
         self.control.store_left(name)
         self._note_paid()
 
-    def _busy(self, name: str) -> bool:
-        node = self.nodes[name]
-        return bool(node.outstanding) or self._stores[name].core.busy
+    def _may_go(self, name: str, now: float) -> bool:
+        """Whether its requests have ended, and then its write-back, for which it waits `_WRITE_BACK_S` at most."""
+        if self.control.fleet.devices[name].outstanding or self.nodes[name].outstanding:
+            self._leaving[name] = now
+            return False
+        return not self._stores[name].core.saves.waiting_bytes or now - self._leaving[name] > _WRITE_BACK_S
 
     # ---- turns -------------------------------------------------------------------------------------------------
     def ask(self, request: Request) -> None:
