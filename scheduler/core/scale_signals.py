@@ -136,7 +136,7 @@ def signals(
     here = {device.node.name for device in serving}
     coming = {d.node.name for d in devices if states[d.name] == "starting"} - here
     arriving, kept = fleet.arrived.rates(now), attained.counts(now)
-    work_s_of = _work(devices)
+    work_s_of = _work(device for device in devices if device.worker_here)
     loads = {device.name: device.loads for device in serving}
     names = sorted({*fleet.registered, *arriving, *kept, *(model for _, model in work_s_of)} - {""})
     models = {
