@@ -13,7 +13,7 @@ The scheduler recommends with it, and `upbeat autoscale --simulate` replays trac
    `up_window_s`, a step down the most within `down_window_s`. Steps down are small (`down_share`) and `down_step_s`
    apart, since each makes caches move.
 6. Signals that are incomplete change nothing. Nothing is recommended before they were complete once, and some node
-   served: a guess would be taken for a wish to stop the nodes that the scheduler does not know yet.
+   served: a guess would stop nodes that the scheduler does not know yet.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_a_load_that_is_gone_takes_nodes_away_after_the_window_and_by_steps() ->
 
 def test_a_step_up_can_have_to_wait_for_its_window_too() -> None:
     sizes = follow(replace(POLICY, up_window_s=60.0), [1.0] * 4 + [5.0] * 8)
-    assert sizes.index(10) == 7, "the last low wish is 60 s old"
+    assert sizes.index(10) == 7, "the last low demand is 60 s old"
 
 
 def test_nodes_that_have_not_come_yet_are_not_ordered_again() -> None:
