@@ -10,6 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cli import certs, checks, finetune, keys, queries, workflows
+from cli.autoscale import autoscale
 from cli.client import USAGE, CallFailed
 from cli.completion import COMPLETE, completion_init, script
 from cli.join import join
@@ -94,6 +95,7 @@ for _command in (
     queries.top,
     queries.sessions,
     queries.explain,
+    autoscale,
     logs,
     queries.advise,
     queries.invalidate,

@@ -73,7 +73,8 @@ def _methods(service: str, roles: set[Role], *names: str) -> dict[str, frozenset
 #: methods of peers further ask that a node speaks for itself.
 MAY_CALL: dict[str, frozenset[Role]] = {
     **_methods("Scheduler", {Role.NODE}, "WorkerReports", "StoreReports"),
-    **_methods("Scheduler", {Role.GATEWAY}, "Place", "Advise", "Invalidate", "TurnsTimed"),
+    **_methods("Scheduler", {Role.GATEWAY}, "Place", "Advise", "Invalidate", "TurnsTimed", "SloDecided"),
+    **_methods("Scheduler", {Role.GATEWAY, Role.OPERATOR}, "Scale"),
     **_methods("Scheduler", {Role.GATEWAY, Role.OPERATOR}, "Watch", "Metrics", "ListSessions", "GetSession"),
     **_methods("Scheduler", {Role.GATEWAY, Role.OPERATOR}, "EraseSession", "Explain", "ExplainModel", "RemoveModel"),
     **_methods("Scheduler", {Role.GATEWAY}, "DeclareWorkflow", "ListWorkflows", "GetWorkflow", "DeleteWorkflow"),

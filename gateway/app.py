@@ -50,6 +50,7 @@ from gateway.routes import (
     models,
     ops,
     responses,
+    scale,
     sessions,
     tokens,
     web_sdk,
@@ -57,6 +58,7 @@ from gateway.routes import (
 )
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
+from gateway.slo_reports import tell_attainment
 from gateway.slots import Turnstile
 from gateway.turn_reports import TurnReports
 from gateway.watching import Watches
@@ -128,6 +130,7 @@ def build(parts: Parts) -> web.Application:
     get("/v1/fine_tuning/jobs/{job_id}/events", fine_tuning.events)
     get("/v1/fine_tuning/jobs/{job_id}/checkpoints", fine_tuning.checkpoints)
     get("/v1/fleet", ops.fleet)
+    get("/v1/scale", scale.show)
     get("/health", ops.health)
     get("/ready", ops.ready)
     get("/version", ops.version)
@@ -237,6 +240,7 @@ class Gateway:
         self._tasks.start(workers.watch(), "watch the workers")
         self._tasks.start(parts.hints.run(), "tell hints")
         self._tasks.start(parts.turn_reports.run(), "tell where turns' time went")
+        self._tasks.start(tell_attainment(parts.attainments, fleet.schedulers, clock), "tell attainment")
         self._tasks.start(parts.responses.watch(), "watch stored responses")
         if self._warm:
             parts.decoding.start()

@@ -23,6 +23,13 @@ class Attainments:
     def __init__(self) -> None:
         self._turns: Counter[tuple[str, str]] = Counter()
         self._kept: Counter[tuple[str, str]] = Counter()
+        #: Since the last `take`: answers that counted, and those that kept to the target.
+        self._fresh: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def take(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """By model and target: answers that counted since the last call, and those that kept to the target."""
+        fresh, self._fresh = self._fresh, {}
+        return fresh
 
     def answer(self, model: str, targets: Mapping[str, float]) -> Attainment:
         """A new answer of a known model. targets: in seconds; 0: none."""
@@ -38,6 +45,8 @@ class Attainments:
     def decided(self, model: str, target: str, *, kept: bool) -> None:
         """An answer kept to a target, or did not."""
         self._turns[model, target] += 1
+        turns, good = self._fresh.get((model, target), (0, 0))
+        self._fresh[model, target] = turns + 1, good + kept
         metrics.child(metrics.SLO_TURNS, model, target).inc()
         attained = metrics.child(metrics.SLO_ATTAINED, model, target)  # there with 0, so that shares can be computed
         if kept:

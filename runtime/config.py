@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from contracts.errors import ConfigError
+from runtime.autoscale_config import AutoscaleSection
 from runtime.gateway_config import GatewaySection
 from runtime.places import DevicePlaces, NodePlaces, places_of
 from runtime.registered_model import ModelName, RegisteredModel, as_model
@@ -54,6 +55,7 @@ class Config(BaseSettings):
     log_files: int = Field(default=3, ge=2, le=1000)
     gateway: GatewaySection = GatewaySection()
     scheduler: SchedulerSection = SchedulerSection()
+    autoscale: AutoscaleSection = AutoscaleSection()
     nodes: NodesSection = NodesSection()
     kv: KvSection = KvSection()
     worker: WorkerSection = WorkerSection()

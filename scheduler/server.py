@@ -30,6 +30,8 @@ from scheduler.core.gathering import Gathering
 from scheduler.finetunes import FinetuneJobs
 from scheduler.plugins import policy_named
 from scheduler.reports import Reports
+from scheduler.scale_metrics import ScaleMetrics
+from scheduler.scaling import Scaling
 from scheduler.views import Views
 from scheduler.workflows import Workflows
 
@@ -66,7 +68,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.reports.joined = self.gathering
         self.reports.deployment = frozenset(config.node(n).name for n in range(config.nodes.count))
         self.views = Views(config, self.control, self.reports, self.clock, self.gathering)
-        self._metrics = metrics.SchedulerMetrics(self.control)
+        self.scaling = Scaling(config, self.control, self.clock, self.gathering)
+        self._metrics = (metrics.SchedulerMetrics(self.control), ScaleMetrics(lambda: self.scaling.last))
         self.workflows = Workflows(self.control.callgraphs, config.data / "workflows", self.clock)
         owns = number == 0
         self.finetunes = FinetuneJobs(self.control.fleet, self.reports, config.data / "finetune", self.clock, owns=owns)
@@ -88,7 +91,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         await self._server.start()
         await rpc.set_serving(health, True)
         self.tasks.start(self._tick(), "tick")
-        telemetry.REGISTRY.register(self._metrics)
+        self.tasks.start(self.scaling.run(), "recommend a size")
+        for collector in self._metrics:
+            telemetry.REGISTRY.register(collector)
         self.tasks.start(self.workflows.keep(), "keep workflows")
         self.tasks.start(self._run_finetunes(), "fine-tuning jobs")
         log.info("serving", address=self.listen)
@@ -102,8 +107,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         await self.workflows.write()
         await self.finetunes.write()
         await self.views.close()
-        with contextlib.suppress(KeyError):  # start() was never called
-            telemetry.REGISTRY.unregister(self._metrics)
+        for collector in self._metrics:
+            with contextlib.suppress(KeyError):  # start() was never called
+                telemetry.REGISTRY.unregister(collector)
         if self._server:
             await self._server.stop(0.2)
 
@@ -260,6 +266,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             for turn in request.turns[:MOST_TOGETHER]
         )
         return scheduler_pb2.TurnsTimedReply(attached=attached)
+
+    # ---- autoscaling -------------------------------------------------------------------------------------------
+    async def SloDecided(self, request: scheduler_pb2.SloDecidedRequest, context: Any) -> scheduler_pb2.SloDecidedReply:
+        """See the proto."""
+        self.scaling.decided(request.decided)
+        return scheduler_pb2.SloDecidedReply()
+
+    async def Scale(self, request: scheduler_pb2.ScaleRequest, context: Any) -> Any:
+        """See the proto. Unavailable while there is no recommendation: another scheduler may have one."""
+        reply = self.scaling.reply()
+        if reply is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no recommendation yet")
+        return reply
 
     # ---- workflows ---------------------------------------------------------------------------------------------
     async def DeclareWorkflow(

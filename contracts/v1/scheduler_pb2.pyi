@@ -273,6 +273,120 @@ class MayLend(_message.Message):
     never: str
     def __init__(self, idle: _Optional[int] = ..., computing: _Optional[int] = ..., transfer_s: _Optional[float] = ..., layer_s: _Optional[float] = ..., never: _Optional[str] = ...) -> None: ...
 
+class SloDecidedRequest(_message.Message):
+    __slots__ = ("decided",)
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    decided: _containers.RepeatedCompositeFieldContainer[SloDecided]
+    def __init__(self, decided: _Optional[_Iterable[_Union[SloDecided, _Mapping]]] = ...) -> None: ...
+
+class SloDecided(_message.Message):
+    __slots__ = ("model", "target", "turns", "kept")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    target: str
+    turns: int
+    kept: int
+    def __init__(self, model: _Optional[str] = ..., target: _Optional[str] = ..., turns: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
+
+class SloDecidedReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScaleReply(_message.Message):
+    __slots__ = ("desired_nodes", "wanted_nodes", "why", "demand_devices", "utilisation", "nodes", "starting_nodes", "devices", "arriving", "work_s", "hbm_needed", "dram_needed", "attainment", "turns", "unmeasured_devices", "incomplete", "models", "work_by_device", "min_nodes", "max_nodes", "target_utilisation")
+    class ModelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ModelScale
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelScale, _Mapping]] = ...) -> None: ...
+    class WorkByDeviceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    DESIRED_NODES_FIELD_NUMBER: _ClassVar[int]
+    WANTED_NODES_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    STARTING_NODES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ARRIVING_FIELD_NUMBER: _ClassVar[int]
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    HBM_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    DRAM_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    UNMEASURED_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    WORK_BY_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MIN_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    desired_nodes: int
+    wanted_nodes: int
+    why: str
+    demand_devices: float
+    utilisation: float
+    nodes: int
+    starting_nodes: int
+    devices: int
+    arriving: float
+    work_s: float
+    hbm_needed: float
+    dram_needed: float
+    attainment: float
+    turns: int
+    unmeasured_devices: int
+    incomplete: str
+    models: _containers.MessageMap[str, ModelScale]
+    work_by_device: _containers.ScalarMap[str, float]
+    min_nodes: int
+    max_nodes: int
+    target_utilisation: float
+    def __init__(self, desired_nodes: _Optional[int] = ..., wanted_nodes: _Optional[int] = ..., why: _Optional[str] = ..., demand_devices: _Optional[float] = ..., utilisation: _Optional[float] = ..., nodes: _Optional[int] = ..., starting_nodes: _Optional[int] = ..., devices: _Optional[int] = ..., arriving: _Optional[float] = ..., work_s: _Optional[float] = ..., hbm_needed: _Optional[float] = ..., dram_needed: _Optional[float] = ..., attainment: _Optional[float] = ..., turns: _Optional[int] = ..., unmeasured_devices: _Optional[int] = ..., incomplete: _Optional[str] = ..., models: _Optional[_Mapping[str, ModelScale]] = ..., work_by_device: _Optional[_Mapping[str, float]] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., target_utilisation: _Optional[float] = ...) -> None: ...
+
+class ModelScale(_message.Message):
+    __slots__ = ("work_s", "arriving", "nodes", "attainment", "turns")
+    class AttainmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class TurnsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    ARRIVING_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    work_s: float
+    arriving: float
+    nodes: int
+    attainment: _containers.ScalarMap[str, float]
+    turns: _containers.ScalarMap[str, int]
+    def __init__(self, work_s: _Optional[float] = ..., arriving: _Optional[float] = ..., nodes: _Optional[int] = ..., attainment: _Optional[_Mapping[str, float]] = ..., turns: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
 class MetricsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -99,6 +99,16 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedRequest.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedReply.FromString,
                 _registered_method=True)
+        self.SloDecided = channel.unary_unary(
+                '/upbeat.v1.Scheduler/SloDecided',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.SloDecidedRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.SloDecidedReply.FromString,
+                _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/upbeat.v1.Scheduler/Scale',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.ScaleReply.FromString,
+                _registered_method=True)
         self.DeclareWorkflow = channel.unary_unary(
                 '/upbeat.v1.Scheduler/DeclareWorkflow',
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.DeclareWorkflowRequest.SerializeToString,
@@ -235,6 +245,20 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SloDecided(self, request, context):
+        """Answers that kept to their models' targets: what a gateway process counted since its last word. To every scheduler.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scale(self, request, context):
+        """What an autoscaler asks: how many nodes there should be, and from which signals.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeclareWorkflow(self, request, context):
         """Call graphs of agent workflows, a tenant's own.
         """
@@ -359,6 +383,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.TurnsTimed,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedRequest.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedReply.SerializeToString,
+            ),
+            'SloDecided': grpc.unary_unary_rpc_method_handler(
+                    servicer.SloDecided,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.SloDecidedRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.SloDecidedReply.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.ScaleRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.ScaleReply.SerializeToString,
             ),
             'DeclareWorkflow': grpc.unary_unary_rpc_method_handler(
                     servicer.DeclareWorkflow,
@@ -757,6 +791,60 @@ class Scheduler:
             '/upbeat.v1.Scheduler/TurnsTimed',
             contracts_dot_v1_dot_scheduler__pb2.TurnsTimedRequest.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.TurnsTimedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SloDecided(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/SloDecided',
+            contracts_dot_v1_dot_scheduler__pb2.SloDecidedRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.SloDecidedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/Scale',
+            contracts_dot_v1_dot_scheduler__pb2.ScaleRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.ScaleReply.FromString,
             options,
             channel_credentials,
             insecure,

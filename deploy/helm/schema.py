@@ -41,6 +41,7 @@ OWNED: dict[str, set[str]] = {
     "SchedulerSection": {"host", "port", "count", "addresses", "listen_host"},
     "KvSection": {"dram_gib", "hbm_gib", "blob_url", "blob_options", "failpoints"},
     "WorkerSection": {"images_gib", "failpoints"},
+    "AutoscaleSection": {"min_nodes", "max_nodes"},
     "VllmSection": {"python", "server", "api_key_env", "api_key"},
     "RegisteredModel": {"nodes"},
 }

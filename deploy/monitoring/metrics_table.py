@@ -47,8 +47,10 @@ class Shown:
 def _scheduler(register: Callable[[Any], None]) -> None:
     from scheduler.core.control import Control
     from scheduler.metrics import SchedulerMetrics
+    from scheduler.scale_metrics import ScaleMetrics
 
     register(SchedulerMetrics(Control()))
+    register(ScaleMetrics(lambda: None))
 
 
 def _worker(register: Callable[[Any], None]) -> None:

@@ -146,6 +146,36 @@ _FLEET = _object(
         )
     ),
 )
+_SCALE = _object(
+    object=_one("scale"),
+    desired_nodes=_COUNT,
+    wanted_nodes=_COUNT,
+    why=_TEXT,
+    nodes=_COUNT,
+    starting_nodes=_COUNT,
+    devices=_COUNT,
+    demand=_NUMBER,
+    utilisation={"type": ["number", "null"]},
+    arriving_work=_NUMBER,
+    work_s=_NUMBER,
+    kv_needed=_object(hbm=_NUMBER, dram=_NUMBER),
+    slo=_object(attainment={"type": ["number", "null"]}, turns=_COUNT),
+    models=_list(
+        _object(
+            model=_TEXT,
+            work_s=_NUMBER,
+            work_s_a_node=_NUMBER,
+            arriving_work=_NUMBER,
+            nodes=_COUNT,
+            attainment=_FREE,
+            turns=_FREE,
+        )
+    ),
+    devices_work_s=_FREE,
+    unmeasured_devices=_COUNT,
+    incomplete=_TEXT,
+    policy=_object(min_nodes=_COUNT, max_nodes=_COUNT, target_utilisation=_NUMBER),
+)
 _FILE = _object(
     id=_TEXT,
     object=_one("file"),
@@ -229,6 +259,7 @@ ANSWERS: dict[tuple[str, str], Schema] = {
     ("get", "/v1/fine_tuning/jobs/{job_id}/events"): _listing(_EVENT),
     ("get", "/v1/fine_tuning/jobs/{job_id}/checkpoints"): _listing(_CHECKPOINT),
     ("get", "/v1/fleet"): _FLEET,
+    ("get", "/v1/scale"): _SCALE,
     ("get", "/health"): _object(status=_one("ok")),
     ("get", "/ready"): _READY,
     ("get", "/version"): _object(version=_TEXT),

@@ -281,6 +281,11 @@ def routes(model: str) -> list[Route]:
             "get", "/v1/fleet", SERVER, "The nodes and their load; with `?metrics=true` also their samples.",
             errors=(400, 403),
         ),
+        Route(
+            "get", "/v1/scale", SERVER,
+            "How many nodes the fleet should have, for autoscalers (KEDA reads `desired_nodes`), and why.",
+            errors=(403, 503),
+        ),
         Route("get", "/health", SERVER, "The process lives.", open=True),
         Route(
             "get", "/ready", SERVER,

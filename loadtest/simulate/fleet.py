@@ -81,12 +81,19 @@ VARIANTS: dict[str, Variant] = {
 
 
 class Fleet:
-    """See the module. Requests and hints arrive at the current virtual time; `Request.done` is called at the end."""
+    """See the module. Requests and hints arrive at the current virtual time; `Request.done` is called at the end.
+    pieces: bands of layers, and tokens of a chunk (`turns.coarse`)."""
 
     def __init__(
-        self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None
+        self,
+        events: Events,
+        kind: NodeKind,
+        nodes: int,
+        variant: Variant,
+        settings: Settings | None = None,
+        pieces: tuple[int, int] = (4, 256),
     ) -> None:
-        kind = coarsened(kind) if variant.ours else kind
+        kind = coarsened(kind, *pieces) if variant.ours else kind
         self._events, self.kind, self.variant = events, kind, variant
         base = settings or Settings()
         self.control = Control(
@@ -103,31 +110,45 @@ class Fleet:
         #: Tokens of each session after its last complete turn.
         self.tokens: dict[SessionKey, int] = {}
         self.hints = 0
-        model = Model(kind.model, kind.shape, kind.max_tokens, 0)
-        rates = Rates(kind.link_bytes_per_s, kind.ssd_bytes_per_s, kind.blob_bytes_per_s)
         self._conducted: Conductor | None = None
         keep = None if variant.system is None else self._keep
-        blob, stores = Blob(), dict[str, NodeStore]()
+        self._blob, self._stores = Blob(), dict[str, NodeStore]()
         for number in range(nodes):
             name = f"node-{number}"
             if variant.ours:
-                self.nodes[name] = SimulatedNode(
-                    name, kind, events, ended=self._ended, has=variant.has, blob_tier=blob, stores=stores
-                )
+                self.nodes[name] = self._node(name)
             else:
                 self.nodes[name] = others[name] = OtherNode(
                     name, kind, events, others, ended=self._ended, has=variant.has, keep=keep
                 )
-            if variant.system is not None:
-                continue
-            self.control.fleet.worker_joined(name, f"{name}:1", (model,), events.now, rates)
-            self.control.fleet.store_joined(name, f"{name}:2")
-            # Nodes' reports are not synchronised.
-            events.at(events.now + REPORT_EVERY_S * number / nodes, self._reporting(self.nodes[name]))
+            if variant.system is None:
+                # Nodes' reports are not synchronised.
+                self._join(name, REPORT_EVERY_S * number / nodes)
         if variant.system is None:
             self._tick()
         else:
             self._conducted = Conductor(events, variant.system(), others)
+
+    def _node(self, name: str) -> SimulatedNode:
+        return SimulatedNode(
+            name,
+            self.kind,
+            self._events,
+            ended=self._ended,
+            has=self.variant.has,
+            blob_tier=self._blob,
+            stores=self._stores,
+        )
+
+    def _join(self, name: str, first_report_s: float) -> None:
+        """The node is here; it reports for the first time in `first_report_s`."""
+        kind, now = self.kind, self._events.now
+        model = Model(kind.model, kind.shape, kind.max_tokens, 0)
+        rates = Rates(kind.link_bytes_per_s, kind.ssd_bytes_per_s, kind.blob_bytes_per_s)
+        self.control.fleet.worker_joined(name, f"{name}:1", (model,), now, rates)
+        self.control.fleet.store_joined(name, f"{name}:2")
+        self.control.fleet.node(name).dram_bytes_total = int(kind.dram_bytes)
+        self._events.at(now + first_report_s, self._reporting(self.nodes[name]))
 
     @property
     def migrated(self) -> int:
@@ -167,9 +188,9 @@ class Fleet:
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
-            node = self.nodes[command.node]
+            node = self.nodes.get(command.node)
             if not isinstance(node, SimulatedNode):
-                continue  # only our nodes take hints
+                continue  # only our nodes take hints, and those that are here
             if isinstance(command, Prefetch):
                 hint = command.hint
                 tokens = self.tokens.get(hint.session, 0)
@@ -186,6 +207,8 @@ class Fleet:
 
         def report() -> None:
             nonlocal number
+            if node.name not in self.nodes:
+                return  # it has left
             number += 1
             now = self._events.now
             load, here, ended = node.load()

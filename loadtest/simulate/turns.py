@@ -21,9 +21,9 @@ def coarse(shape: KvShape, bands: int = 4, chunk_tokens: int = 256) -> KvShape:
     return KvShape.of_heads(shape.fingerprint, bands, kv_heads, shape.head_dim, chunk_tokens, shape.dtype)
 
 
-def coarsened(kind: NodeKind) -> NodeKind:
+def coarsened(kind: NodeKind, bands: int = 4, chunk_tokens: int = 256) -> NodeKind:
     """The same node with coarse pieces."""
-    return replace(kind, shape=coarse(kind.shape), layers_modelled=kind.shape.layers)
+    return replace(kind, shape=coarse(kind.shape, bands, chunk_tokens), layers_modelled=kind.shape.layers)
 
 
 def slabs(kind: NodeKind) -> tuple[int, int]:

@@ -196,6 +196,13 @@ class Device:
             for model in self.models
         }
 
+    def model_of(self, request_id: str) -> str:
+        """The model of a request that was placed here, or the only one that the device has; empty: not known."""
+        placed = self.unconfirmed.get(request_id)
+        if placed is not None and placed.model:
+            return placed.model
+        return self.models[0].name if len(self.models) == 1 else ""
+
     @property
     def outstanding(self) -> set[str]:
         """Ids of requests that were placed here and are not known to have ended."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
 from scheduler.core.listing import Listing
+from scheduler.core.resumable import Resumable
 
 
 @dataclass(slots=True)
@@ -30,12 +31,14 @@ Report = tuple[SessionKey, str, int, float, Held]
 
 @dataclass(slots=True)
 class Session:
-    """One session. model, tokens, last_use_s: of the newest manifest. holders: by node, never with 0 tokens."""
+    """One session. model, tokens, last_use_s: of the newest manifest. holders: by node, never with 0 tokens. bytes: of
+    its whole cache, by what its last holder said."""
 
     key: SessionKey
     model: str = ""
     tokens: int = 0
     last_use_s: float = 0.0
+    bytes: int = 0
     holders: dict[str, Held] = field(default_factory=dict)
 
     def sources(self, without: str = "") -> list[str]:
@@ -56,6 +59,8 @@ class Directory:
         self._by_node: dict[str, set[SessionKey]] = {}
         self._unheld: dict[SessionKey, None] = {}
         self._listing = Listing()
+        #: KV of sessions that may come back.
+        self.resumable = Resumable()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -99,8 +104,10 @@ class Directory:
             self._listing.add(key, last_use_s)
         elif tokens_total and _newer(session, node, last_use_s, joining):
             self._listing.used(key, session.last_use_s, last_use_s)
+            self._resize(session, last_use_s, session.bytes)
             session.model, session.tokens, session.last_use_s = model, tokens_total, last_use_s
         if held.tokens:
+            self._resize(session, session.last_use_s, held.bytes * max(session.tokens, held.tokens) // held.tokens)
             session.holders[node] = held
             self._by_node.setdefault(node, set()).add(key)
             self._unheld.pop(key, None)
@@ -148,9 +155,16 @@ class Directory:
             place = -known.last_use_s, after
         return [self._sessions[key] for key in self._listing.page(tenant, limit, place, by_id=by_id)]
 
+    def _resize(self, session: Session, last_use_s: float, size: int) -> None:
+        """The session has `size` bytes, and was last used then; the caller sets `last_use_s`."""
+        self.resumable.add(session.last_use_s, -session.bytes)
+        session.bytes = size
+        self.resumable.add(last_use_s, size)
+
     def _drop(self, key: SessionKey) -> None:
-        self._listing.remove(key, self._sessions[key].last_use_s)
-        del self._sessions[key]
+        session = self._sessions.pop(key)
+        self._listing.remove(key, session.last_use_s)
+        self.resumable.add(session.last_use_s, -session.bytes)
         self._unheld.pop(key, None)
 
     def validate(self) -> None:
@@ -164,6 +178,7 @@ class Directory:
                 assert node in self._sessions[key].holders
         assert self._unheld.keys() <= self._sessions.keys()
         self._listing.validate({key: session.last_use_s for key, session in self._sessions.items()})
+        self.resumable.validate((session.last_use_s, session.bytes) for session in self._sessions.values())
 
 
 def _newer(session: Session, node: str, last_use_s: float, joining: bool) -> bool:

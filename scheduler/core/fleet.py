@@ -23,6 +23,7 @@ from scheduler.core.device import STALLED_AFTER_S, Device, Node, Placed
 from scheduler.core.device import LoadReport as LoadReport
 from scheduler.core.device import Model as Model
 from scheduler.core.device import Rates as Rates
+from scheduler.core.recent import Recent
 
 #: A device that has not reported for this long counts as dead, even while connected, in seconds.
 DEAD_AFTER_S = 15.0
@@ -33,6 +34,8 @@ _WEIGHT = 0.1
 #: A device that leaves twice within `STEADY_S` is suspect for `_FIRST_DOUBT_S` after its return, then for twice as long
 #: each time, up to `STEADY_S`, in seconds.
 STEADY_S, _FIRST_DOUBT_S = 30.0, 1.0
+#: Time over which the rate of arriving work is taken, in seconds.
+ARRIVED_S = 60.0
 #: Reports a second of all workers together, and the shortest time between two of one worker.
 _REPORTS_PER_S, _REPORT_EVERY_S = 1000.0, 0.1
 
@@ -54,6 +57,8 @@ class Fleet:
         #: Grows with every change that watchers must see.
         self.version = 0
         self._where: dict[str, str] = {}  #: outstanding request to its device
+        #: Seconds of work by model of requests that workers reported for the first time; empty: of an unknown model.
+        self.arrived: Recent[str] = Recent(ARRIVED_S, ARRIVED_S / 12)
 
     def node(self, name: str) -> Node:
         """The node of this name; a new one is created with one device."""
@@ -187,6 +192,10 @@ class Fleet:
         if number and number <= device.reported:
             return
         device.reported, device.load, device.heard_s, device.dead = number, load, now, False
+        here, finished = set(in_flight), list(finished)
+        arrived = [
+            device.model_of(request_id) for request_id in here.union(finished) if request_id not in device.confirmed
+        ]
         for request_id in finished:
             self._ended(device, request_id)
         if load.request_s > 0:
@@ -195,7 +204,8 @@ class Fleet:
             if of_model.request_s > 0:
                 before = self._request_s.get(model, 1.0)
                 self._request_s[model] = before + _WEIGHT * (of_model.request_s - before)
-        here = set(in_flight)
+        for model in arrived:
+            self.arrived.add(model, self.request_s_of(model), now)
         for request_id in device.confirmed - here:
             self._ended(device, request_id)
         for request_id in here - device.confirmed:

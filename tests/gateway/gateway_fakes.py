@@ -220,6 +220,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.told = asyncio.Event()
         #: Records of turns that it was told, a message each; and whether it never answers to one.
         self.timed: list[pb.TurnsTimedRequest] = []
+        #: Answers that were decided, as it was told.
+        self.decided: list[pb.SloDecided] = []
+        self.scale = pb.ScaleReply(desired_nodes=3, wanted_nodes=4, why="work", nodes=2, devices=2, max_nodes=8)
         self.ignores_times = False
         self.hang = False
         self.gathering = False
@@ -409,6 +412,13 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if self.ignores_times:
             await asyncio.sleep(60)
         return pb.TurnsTimedReply(attached=len(request.turns))
+
+    async def SloDecided(self, request: pb.SloDecidedRequest, context: Any) -> pb.SloDecidedReply:
+        self.decided += request.decided
+        return pb.SloDecidedReply()
+
+    async def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleReply:
+        return self.scale
 
     async def SubmitFinetune(self, request: pb.FinetuneJob, context: Any) -> pb.Finetune:
         return pb.Finetune(job=request, progress=pb.FinetuneProgress(id=request.id, state="queued"))

@@ -319,6 +319,7 @@ OTHER_ROUTES = (
     ("POST", "/v1/client_secrets"),
     ("GET", "/v1/models"),
     ("GET", "/v1/fleet"),
+    ("GET", "/v1/scale"),
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/chat-1"),
     ("GET", "/v1/sessions/chat-1/placement"),

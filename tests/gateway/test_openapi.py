@@ -168,6 +168,7 @@ async def test_what_goes_well_is_answered_as_described(h: Harness) -> None:
         ("DELETE", "/v1/models/{model}", "/v1/models/m:tuned", None),
         ("POST", "/v1/fine_tuning/jobs/{job_id}/cancel", f"/v1/fine_tuning/jobs/{TUNED}/cancel", None),
         ("GET", "/v1/fleet", "/v1/fleet?metrics=true", None),
+        ("GET", "/v1/scale", "", None),
         ("GET", "/health", "", None),
         ("GET", "/ready", "", None),
         ("GET", "/version", "", None),

@@ -23,6 +23,7 @@ ROUTES = [
     ("GET", "/v1/workflows"),
     ("PUT", "/v1/workflows/w"),
     ("GET", "/v1/fleet"),
+    ("GET", "/v1/scale"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/tokenize"),

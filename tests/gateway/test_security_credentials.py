@@ -45,6 +45,7 @@ ASKED: dict[tuple[str, str], tuple[str, Any]] = {
     ("PUT", "/v1/workflows/{name}"): ("/v1/workflows/team", {"agents": ["a"]}),
     ("DELETE", "/v1/workflows/{name}"): ("/v1/workflows/team", None),
     ("GET", "/v1/fleet"): ("/v1/fleet", None),
+    ("GET", "/v1/scale"): ("/v1/scale", None),
     ("DELETE", "/v1/models/{model}"): ("/v1/models/toy:a", None),
     ("POST", "/v1/files"): ("/v1/files", {}),
     ("GET", "/v1/files"): ("/v1/files", None),

@@ -109,3 +109,11 @@ async def test_a_caller_that_leaves_after_the_target_was_kept_waiting() -> None:
             return (await told(s))[TTFT] == (0, 1)
 
         await until(late)
+
+
+def test_what_was_decided_is_taken_once() -> None:
+    counts = Attainments()
+    counts.answer("one", BOTH).took(TTFT, 0.5)
+    counts.answer("one", BOTH).took(TTFT, 2.0)
+    assert counts.take() == {("one", TTFT): (2, 1)}
+    assert counts.take() == {} and shown(counts, "one")[TTFT] == (1, 2), "the totals stay"

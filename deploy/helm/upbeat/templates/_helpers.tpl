@@ -99,6 +99,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
   "worker" (dict "images_gib" $v.nodes.imagesGib)
   "finetune" (dict "files_gib" 0)
   "tls" (dict "directory" "/certs" "automatic" false) -}}
+{{- if $v.nodes.autoscaling.enabled -}}
+{{- $_ := set $said "autoscale" (dict "min_nodes" $v.nodes.autoscaling.minNodes "max_nodes" $count) -}}
+{{- end -}}
 {{- if $v.models -}}
 {{- $models := dict -}}
 {{- range $model, $its := $v.models -}}
