@@ -13,6 +13,7 @@ from cli import certs, checks, finetune, keys, queries, workflows
 from cli.client import USAGE, CallFailed
 from cli.completion import COMPLETE, completion_init, script
 from cli.join import join
+from cli.leave import leave
 from cli.log_lines import logs
 from cli.printing import fail
 from cli.up import up
@@ -89,6 +90,7 @@ def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -
 for _command in (
     up,
     join,
+    leave,
     queries.status,
     queries.models,
     queries.top,

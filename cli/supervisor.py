@@ -26,7 +26,7 @@ from cli.display import Display
 from cli.logs import Logs
 from cli.process import Process, log_end
 from cli.written import configuration_file, hub_token_file, secrets_file
-from contracts.exits import START_AGAIN
+from contracts.exits import LEFT, START_AGAIN
 from runtime.config import Config
 from runtime.process_session import end_left_behind
 from runtime.registry import models_of
@@ -63,6 +63,7 @@ class Supervisor:
         self._running: dict[str, Process] = {}
         self._plan, self._run = list(run.plan), run
         self._has_served = False
+        self._left, self._left_nodes = set[str](), set[int | None]()
         self._status = 0
         self._stop_asked_s = 0.0
 
@@ -129,6 +130,10 @@ class Supervisor:
             self._note_pids()
             if self._stopping.is_set():
                 return
+            server_of_left = planned.program == _VLLM_SERVER and planned.node in self._left_nodes
+            if status == LEFT or server_of_left:
+                self._has_left(planned)
+                return
             alive_s = time.monotonic() - process.started_s
             await self._logs.settled()
             last = "".join(log_end(process.log, 1))
@@ -142,6 +147,18 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(verdict.delay_s):
                     await self._stopping.wait()
+
+    def _has_left(self, planned: Planned) -> None:
+        """A process of a node that leaves the fleet has ended. Its vLLM servers end with their sidecars; a launcher
+        without processes ends, too."""
+        self._display.line(f"{planned.name} has ended, as its node leaves the fleet")
+        self._left.add(planned.name)
+        self._left_nodes.add(planned.node)
+        same = [p.name for p in self._plan if p.node == planned.node and p.program == _VLLM_SERVER]
+        for process in self._running_of(same):
+            process.send(signal.SIGTERM)
+        if len(self._left) == len(self._plan):
+            self._stopping.set()
 
     def _start(self, planned: Planned) -> Process:
         process = Process(

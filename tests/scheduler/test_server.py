@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -105,14 +106,19 @@ class World:
     """A scheduler, two nodes, and a gateway's stub."""
 
     async def start(self, data: Path | None = None) -> None:
+        self._scratch = tempfile.TemporaryDirectory()
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         base = port + 1 if port < 60000 else 20000
         config = load_config(
             None,
-            {"model_name": "m", "scheduler": {"port": port}, "nodes": {"base_port": base}}
-            | ({"data": data} if data else {}),
+            {
+                "model_name": "m",
+                "scheduler": {"port": port},
+                "nodes": {"base_port": base},
+                "data": data or Path(self._scratch.name),
+            },
         )
         self.service = SchedulerService(config, Tasks())
         await self.service.start()
