@@ -1,5 +1,5 @@
-"""`upbeat join`: runs a further node of a running fleet, in the foreground: with our engine (cli/join_native.py), or of a
-vLLM server that somebody started."""
+"""`upbeat join`: runs a further node of a running fleet, in the foreground: with our engine (cli/join_native.py), or
+of a vLLM server that somebody started."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from contracts.errors import InvalidRequest, NotFound
 from contracts.v1 import scheduler_pb2
 from runtime import telemetry
 from scheduler.core.control import Control
+from scheduler.core.membership import is_name
 from scheduler.reports import Reports
 
 log = telemetry.logger("scheduler.members")
@@ -65,15 +66,15 @@ class Members:
         """Let a node leave, or say how far it is. Raises NotFound when it never was here, InvalidRequest when it cannot
         leave now."""
         name, core, fleet = request.node, self._core, self._control.fleet
-        if name not in core.members:
+        if request.lost and is_name(name):  # also of nodes that this scheduler does not know: their disks may return
+            self._check_lost(name)
+            self._end(name)
+            log.info("a node was declared lost", node=name)
+        elif name not in core.members:
             if name not in core.former and name not in fleet.nodes:
                 shown = ", ".join(sorted(core.members)[:20])
                 raise NotFound(f"no node is called {name[:60]!r}; nodes: {shown}", param="node", code="unknown_node")
             return scheduler_pb2.LeaveNodeReply(state="left")
-        if request.lost:
-            self._check_lost(name)
-            self._end(name)
-            log.info("a node was declared lost", node=name)
         elif name not in core.leaving:
             self._check_may_leave(name)
             core.leave(name)

@@ -76,7 +76,7 @@ class Views:
                     gathering=version[1],
                     members=sorted(self._control.membership.members),
                 )
-                for n, device in enumerate(sorted(self._control.fleet.shown, key=_order), 1):
+                for n, device in enumerate(sorted(self._control.fleet.current, key=_order), 1):
                     fleet.nodes.append(self._device(device))
                     if not n % _DRAWN_AT_A_TIME:
                         await asyncio.sleep(0)

@@ -56,9 +56,9 @@ class Fleet:
         self._where: dict[str, str] = {}  #: outstanding request to its device
 
     @property
-    def shown(self) -> list[Device]:
+    def current(self) -> list[Device]:
         """The devices of nodes that have not left."""
-        return [device for device in self.devices.values() if not device.node.gone]
+        return [device for device in list(self.devices.values()) if not device.node.gone]
 
     def node(self, name: str) -> Node:
         """The node of this name; a new one is created with one device."""

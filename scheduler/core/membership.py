@@ -56,7 +56,7 @@ class Membership:
         too many."""
         if name in self._members:
             return False
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise InvalidRequest(f"{name[:70]!r} is no name of a node; give letters, digits, - and _", param="node")
         if len(self._members) >= MOST_NODES:
             raise InvalidRequest(
@@ -109,8 +109,13 @@ class Membership:
         assert self._leaving <= self._members == (self._configured | self._joined) - self._left
 
 
+def is_name(name: str) -> bool:
+    """Whether a node can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _names(stored: Mapping[str, object], key: str) -> set[str]:
     names = stored.get(key)
-    if not isinstance(names, list) or not all(isinstance(n, str) and _NAME.fullmatch(n) for n in names):
+    if not isinstance(names, list) or not all(isinstance(n, str) and is_name(n) for n in names):
         raise ValueError(f"{key!r} is no list of nodes' names")
     return set(names)

@@ -88,6 +88,9 @@ class FakeNode:
         load = scheduler_pb2.WorkerLoad(finished=[request], number=1)
         self.worker.put_nowait(scheduler_pb2.WorkerReport(load=load))
 
+    def end_worker(self) -> None:
+        self._worker_call.cancel()
+
     def die(self) -> None:
         self._worker_call.cancel()
         self._store_call.cancel()
@@ -105,7 +108,7 @@ def key(session: str) -> common_pb2.Session:
 class World:
     """A scheduler, two nodes, and a gateway's stub."""
 
-    async def start(self, data: Path | None = None) -> None:
+    async def start(self, data: Path | None = None, serving: int = 2) -> None:
         self._scratch = tempfile.TemporaryDirectory()
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
@@ -126,7 +129,7 @@ class World:
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.placing = Placing(self.stub)
         self.nodes = [FakeNode(self.stub, f"node-{i}") for i in range(2)]
-        await self.until(lambda: sum(n.serving for n in self.service.control.fleet.devices.values()) == 2)
+        await self.until(lambda: sum(n.serving for n in self.service.control.fleet.devices.values()) == serving)
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(10):
