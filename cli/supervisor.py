@@ -63,7 +63,8 @@ class Supervisor:
         self._running: dict[str, Process] = {}
         self._plan, self._run = list(run.plan), run
         self._has_served = False
-        self._left, self._left_nodes = set[str](), set[int | None]()
+        #: Processes that have ended for good, and that are to end so.
+        self._left, self._to_end = set[str](), set[str]()
         self._status = 0
         self._stop_asked_s = 0.0
 
@@ -124,14 +125,16 @@ class Supervisor:
         # A vLLM server notices late what is wrong with its model or its arguments.
         policy = RestartPolicy(self._config.vllm.start_s if planned.program == _VLLM_SERVER else AT_ONCE_S)
         while not self._stopping.is_set():
+            if planned.name in self._to_end:  # its node has left while it waited
+                self._has_left(planned)
+                return
             process = self._start(planned)
             status = await process.ended()
             del self._running[planned.name]
             self._note_pids()
             if self._stopping.is_set():
                 return
-            server_of_left = planned.program == _VLLM_SERVER and planned.node in self._left_nodes
-            if status == LEFT or server_of_left:
+            if status == LEFT or planned.name in self._to_end:
                 self._has_left(planned)
                 return
             alive_s = time.monotonic() - process.started_s
@@ -149,13 +152,16 @@ class Supervisor:
                     await self._stopping.wait()
 
     def _has_left(self, planned: Planned) -> None:
-        """A process of a node that leaves the fleet has ended. Its vLLM servers end with their sidecars; a launcher
-        without processes ends, too."""
+        """A process of a node that leaves the fleet has ended. A vLLM server ends with its sidecar, and whatever is
+        left of a node with its store; a launcher without processes ends, too."""
         self._display.line(f"{planned.name} has ended, as its node leaves the fleet")
         self._left.add(planned.name)
-        self._left_nodes.add(planned.node)
-        same = [p.name for p in self._plan if p.node == planned.node and p.program == _VLLM_SERVER]
-        for process in self._running_of(same):
+        of_node = [p for p in self._plan if p.node == planned.node]
+        if planned.program == "upbeat-kvstore":
+            self._to_end |= {p.name for p in of_node}
+        elif planned.program == "upbeat-sidecar":
+            self._to_end |= {p.name for p in of_node if p.program == _VLLM_SERVER and p.device == planned.device}
+        for process in self._running_of([p.name for p in of_node if p.name in self._to_end]):
             process.send(signal.SIGTERM)
         if len(self._left) == len(self._plan):
             self._stopping.set()

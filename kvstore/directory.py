@@ -24,6 +24,7 @@ from kvstore.erasing import Answer
 from kvstore.leaving import Leaving
 from kvstore.metrics import log
 from kvstore.node import StoreNode
+from kvstore.upkeep import note_gone
 from runtime import rpc, telemetry
 from runtime.same_secret import Membership
 from runtime.service import Tasks
@@ -214,6 +215,7 @@ class Link:
         self._node.members.told(self.address, told.members, told.gone)
         with contextlib.suppress(asyncio.CancelledError):
             self._node.peers.addresses.update(told.addresses)
+        await note_gone(self._node)  # else with the next confirmations
 
 
 def _advised(command: pb.PrefetchCommand, now: float) -> ev.Advised:

@@ -1,10 +1,15 @@
-"""What the SSD holds is not served until it is known what was erased while this node was down."""
+"""What the SSD holds is not served until it is known what was erased while this node was down.
+
+A node that had left the fleet for good, by its own work or because it was given up as lost, holds what nobody has
+waited for it to erase. It forgets that before it serves; one that runs all the while ends, to be started again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 
+from contracts.errors import UpbeatError
 from kvstore.core import events as ev
 from kvstore.host import StoreHost
 from kvstore.metrics import log
@@ -13,12 +18,19 @@ from kvstore.tiers.tombstones import Listing
 from runtime.collector import collecting_nothing
 
 
-class Heeding:
-    """See the module. heeded: tombstones were read since the start, or need not be."""
+class DeclaredLost(UpbeatError):
+    """An operator gave this node up as lost, and it runs."""
 
-    def __init__(self, node: StoreHost, *, heeded: bool) -> None:
+
+class Heeding:
+    """See the module."""
+
+    def __init__(self, node: StoreHost, *, alone: bool) -> None:
+        """alone: the node's own journal has every erasure, so that it may serve before tombstones were read."""
         self._node = node
-        self._heeded = heeded
+        self._heeded, self._belongs = alone, False
+        #: The node leaves for good: it says so itself.
+        self.leaves = False
         self._found: Recovery | None = None  #: what the SSD holds, while it is not served
         self._returning = asyncio.Lock()
 
@@ -39,24 +51,31 @@ class Heeding:
         node.handle(ev.TombstonesListed(list(listing.by_path.values()), node.clock.now(), listing.complete))
         if listing.complete:
             async with self._returning:
-                self._heeded = self._heeded or await self._belongs()
+                await self._check()
             await self._serve()
         return listing
 
-    async def _belongs(self) -> bool:
-        """Whether this node is known to belong to the fleet. One that had left for good forgets what is on its SSD
-        first: nobody has waited for it with erasures since."""
+    async def _check(self) -> None:
+        """Learn whether the node had left for good, and act on it."""
         node = self._node
-        gone = await node.blob.tombstones.is_gone(node.name)
-        if not gone:
-            return gone is False
-        found = self._found
-        if found is None:
-            return False  # the SSD cannot be read yet
+        gone = None if self.leaves else await node.blob.tombstones.is_gone(node.name)
+        if gone is None:
+            return
+        if gone and self._belongs:
+            node.fail(DeclaredLost(f"{node.name} was declared lost (`upbeat leave --lost`), and it runs"))
+            return
+        if gone and not self._heeded:
+            if self._found is None:
+                return  # the SSD cannot be read yet
+            await self._forget(self._found)
+        self._belongs = not gone or await node.blob.tombstones.back(node.name)
+        self._heeded = self._heeded or self._belongs
+
+    async def _forget(self, found: Recovery) -> None:
+        node = self._node
         log.warning("this node had left the fleet: what its SSD holds is deleted, not served", chunks=found.chunks)
         await node.write_back.on_thread(lambda: _delete(node, found))
         self._found = Recovery()
-        return await node.blob.tombstones.back(node.name)
 
     async def _serve(self) -> None:
         """Serve what the SSD holds, once tombstones have been read."""

@@ -65,7 +65,7 @@ class Leaving:
         if not await node.settle(_FLUSH_S):
             return "write-back to slower tiers"
         if not node.knows_ssd:
-            return "the blob tier, to learn what was erased while the node was down"
+            return "its SSD, or the blob tier to learn what was erased while the node was down"
         if not await learn_lacking(node):
             return "the blob tier, which does not answer"
         complete, _ = await node.flush(_FLUSH_S)
@@ -73,6 +73,7 @@ class Leaving:
             return "the blob tier, which lacks some of what is here"
         if node.erasing.open():
             return "erasures that have not ended"
+        node.heeding.leaves = True
         if not await node.blob.tombstones.put_gone(node.name):
             return "the blob tier, to note that the node is gone"
         return ""

@@ -123,7 +123,7 @@ class StoreNode:
         configured = {config.node(n).name: config.node(n).store_address for n in config.nodes.numbers}
         self._known = configured
         self.members = Members(self.name, configured, self.places.directory)
-        self.heeding = Heeding(self, heeded=self.members.alone)
+        self.heeding = Heeding(self, alone=self.members.alone)
         #: Whether this node's list of confirmations may be non-empty, or is missing.
         self.confirms = True
         #: Called when the blob tier can be read again (set by upkeep.py).
@@ -234,7 +234,7 @@ class StoreNode:
         self.arena.close()
 
     def fail(self, error: Exception) -> None:
-        """The core's state is in doubt: end the process, so that a new one replaces it."""
+        """The core's state is in doubt, or useless: end the process, so that a new one replaces it."""
 
         async def end() -> None:
             raise error

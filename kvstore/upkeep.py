@@ -120,9 +120,8 @@ async def confirm(node: StoreNode, tombstones: Tombstones) -> None:
     """Confirm erasures of which this node holds nothing any more, and delete the tombstones that every node has
     confirmed."""
     tier = node.blob.tombstones
-    if not all([await tier.put_gone(name) for name in node.members.gone]):
+    if not await note_gone(node):
         return
-    node.members.gone.clear()
     confirmed = await tier.list_confirmed() if tombstones.complete and (tombstones.by_path or node.confirms) else None
     gone = await tier.list_gone() if confirmed is not None else None
     if confirmed is None or gone is None:
@@ -139,6 +138,15 @@ async def confirm(node: StoreNode, tombstones: Tombstones) -> None:
     if everywhere:
         await asyncio.gather(*(tier.delete(path) for path in everywhere))
         count("tombstones_removed", len(everywhere))
+
+
+async def note_gone(node: StoreNode) -> bool:
+    """Note in the blob tier which nodes have left for good. Whether that is done."""
+    for name in sorted(node.members.gone):
+        if not await node.blob.tombstones.put_gone(name):
+            return False
+        node.members.gone.discard(name)
+    return True
 
 
 class Unchanged:

@@ -34,7 +34,7 @@ from runtime.training import Training
 log = telemetry.logger("runtime.reporter")
 #: Seconds between reports: minimum, until the scheduler sets another; maximum while requests run; maximum when idle.
 LEAST_S, BUSY_S, IDLE_S = 0.1, 0.25, 1.0
-RETRY_S = 0.1
+RETRY_S, REFUSED_S = 0.1, 2.0
 METRICS_EVERY_S = 1.0
 
 
@@ -295,6 +295,9 @@ class Link:
                 except grpc.aio.AioRpcError as e:
                     log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
                     self._reporter.membership.failed(e, RealClock().now())
+                    if e.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                        log.error("the scheduler refuses this device", scheduler=self._scheduler, reason=e.details())
+                        await asyncio.sleep(REFUSED_S)
                 await asyncio.sleep(RETRY_S)
         finally:
             await channel.close(None)

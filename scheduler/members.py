@@ -141,7 +141,7 @@ class Members:
         if any(device.worker_here for device in devices):
             requests = sum(len(device.outstanding) for device in devices)
             return scheduler_pb2.LeaveNodeReply(state="draining", requests=requests)
-        said = self._said.get(name, scheduler_pb2.StoreLeaving(waits_for="the store's answer"))
+        said = self._said.get(name, scheduler_pb2.StoreLeaving())
         return scheduler_pb2.LeaveNodeReply(state="writing", waits_for=said.waits_for, pending_bytes=said.pending_bytes)
 
 
