@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.core.plan import joining_plan
+from cli.models import asked_models
 from cli.operator import operator
 from cli.options import number_option, whole_option
 from cli.settings import Flags, join_run_dir, layout, make_directories
@@ -68,7 +69,7 @@ def join(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR|ID|NAME",
+            metavar="[NAME=]DIR|ID",
             help="As for `upbeat up`; with --vllm its name in the API.  [default: as configured; the server's first]",
         ),
     ] = None,
@@ -122,7 +123,8 @@ def join(
         raise ConfigError("--api-key-env and --no-store are for vLLM servers; give --vllm URL, or leave them out")
     from cli.join_native import join_native
 
-    return join_native(replace(wanted, flags=replace(flags, model=model)), programs, as_json=as_json)
+    one, several = asked_models([model] if model is not None else None)
+    return join_native(replace(wanted, flags=replace(flags, model=one, models=several)), programs, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)

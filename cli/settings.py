@@ -131,7 +131,7 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
         over["run_dir"] = flags.run_dir
     elif "run_dir" not in said.model_fields_set:
         over["run_dir"] = Path(".cache") / ("run" if port == DEFAULT_PORT else f"run-{port}")
-    over |= _models_asked(flags, said, nodes)
+    over |= _models_asked(flags, said, nodes if flags.joins is None else 1)
     if flags.vllm_args is not None:
         over["vllm"] = {"args": [*said.vllm.args, *_words(flags.vllm_args)]}
     if flags.data is not None:

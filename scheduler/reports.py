@@ -49,6 +49,7 @@ class Reports:
         #: What a device's worker says of fine-tuning jobs; and that it has left, or has come and not said anything yet.
         self.finetunes_reported: Callable[[str, scheduler_pb2.FinetuneReport], object] = lambda device, report: None
         self.trainer_left: Callable[[str], object] = lambda device: None
+        self._gone: set[str] | None = None  #: nodes that left and that stores are to be told of; None: nothing is
         #: What a store that is to leave says of it.
         self.store_leaving: Callable[[str, scheduler_pb2.StoreLeaving], object] = lambda node, said: None
 
@@ -188,9 +189,16 @@ class Reports:
             )
 
     def members_changed(self, gone: Iterable[str] = ()) -> None:
-        """Tell every store who belongs to the fleet. gone: nodes that have just left it."""
+        """Tell every store soon who belongs to the fleet. gone: nodes that have just left it."""
         self._control.fleet.version += 1
-        told = scheduler_pb2.FleetPeers(members=sorted(self._control.membership.members), gone=gone)
+        if self._gone is None:
+            self._gone = set()
+            asyncio.get_running_loop().call_later(self._introduce_s, self._tell_members)
+        self._gone.update(gone)
+
+    def _tell_members(self) -> None:
+        members, gone, self._gone = self._control.membership.members, self._gone or set(), None
+        told = scheduler_pb2.FleetPeers(members=sorted(members), gone=sorted(gone - members))
         for name in self._stores:
             self.command(name, scheduler_pb2.StoreCommand(peers=told))
 
@@ -270,14 +278,17 @@ class Reports:
                 self.command(node, _erase_again(session, e.number))
             self.erasure_heard.notify_all()
 
+    @property
+    def _introduce_s(self) -> float:
+        return _INTRODUCE_S + _INTRODUCE_STORE_S * len(self._stores)
+
     def _introduce(self, joined: str) -> None:
         """Announce all stores to the one that joined, and soon that one to the others."""
         here = {n.name: n.store_address for n in self._control.fleet.nodes.values() if n.store_here}
         told = scheduler_pb2.FleetPeers(addresses=here, members=sorted(self._control.membership.members))
         self.command(joined, scheduler_pb2.StoreCommand(peers=told))
         if not self._unannounced:
-            delay_s = _INTRODUCE_S + _INTRODUCE_STORE_S * len(self._stores)
-            asyncio.get_running_loop().call_later(delay_s, self._announce)
+            asyncio.get_running_loop().call_later(self._introduce_s, self._announce)
         self._unannounced.add(joined)
 
     def _announce(self) -> None:
