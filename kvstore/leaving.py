@@ -20,7 +20,7 @@ from runtime.service import Tasks
 
 _AGAIN_S, _FLUSH_S = 1.0, 25.0
 #: The schedulers are given so long to hear that it is over, in seconds.
-_TOLD_S, _LOOK_S = 3.0, 0.05
+_TOLD_S, _LOOK_S = 20.0, 0.05
 
 
 class Leaving:
