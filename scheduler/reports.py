@@ -221,7 +221,7 @@ class Reports:
             "held": self._held,
             "load": self._store_load,
             "metrics": self._store_metrics,
-            "leaving": lambda name, said: self.store_leaving(name, said),
+            "leaving": self._store_leaving,
         }
         try:
             async for report in reports:
@@ -269,6 +269,9 @@ class Reports:
 
     def _store_metrics(self, name: str, metrics: scheduler_pb2.ProcessMetrics) -> None:
         self._control.fleet.node(name).store_metrics = dict(metrics.samples)
+
+    def _store_leaving(self, name: str, said: scheduler_pb2.StoreLeaving) -> None:
+        self.store_leaving(name, said)
 
     async def _erased(self, name: str, e: scheduler_pb2.Erased) -> None:
         word = Word(e.verified, e.known, {left.tier: left.chunks for left in e.left}, e.number, e.taken or e.verified)
