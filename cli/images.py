@@ -20,7 +20,7 @@ def images_bytes(config: Config) -> int:
     config = with_adopted(config)
     if weights_stay(config):
         return 0
-    shared = {tuple(models_of(config, n)) for n in range(config.nodes.count)}
+    shared = {tuple(models_of(config, n)) for n in config.nodes.numbers}
     if config.worker.remap == "off":
         shared = {names for names in shared if len(names) > 1}
     theirs = set(vllm_models(config))

@@ -1,4 +1,5 @@
-"""`upbeat join`: makes a vLLM server that somebody started a node of a running fleet, in the foreground."""
+"""`upbeat join`: runs a further node of a running fleet, in the foreground: with our engine (cli/join_native.py), or
+of a vLLM server that somebody started."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cli.core.plan import joining_plan
+from cli.models import asked_models
 from cli.operator import operator
-from cli.options import whole_option
+from cli.options import number_option, whole_option
 from cli.settings import Flags, join_run_dir, layout, make_directories
 from contracts import identity
 from contracts.errors import ConfigError
@@ -34,8 +37,25 @@ NO_CONNECTOR = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The node that the flags ask for. number, base_port, run_dir: None: to be chosen."""
+
+    flags: Flags
+    number: int | None
+    base_port: int | None
+    run_dir: Path | None
+
+    def __post_init__(self) -> None:
+        if self.number is not None and not 0 <= self.number <= 999:
+            raise ConfigError(f"--node {self.number} is out of range; give a number from 0 to 999")
+
+
 def join(
-    vllm: Annotated[str, typer.Option("--vllm", metavar="URL", help="The vLLM server, such as http://127.0.0.1:8000.")],
+    vllm: Annotated[
+        str | None,
+        typer.Option("--vllm", metavar="URL", help="The node of this vLLM server, such as http://127.0.0.1:8000."),
+    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
@@ -43,24 +63,82 @@ def join(
         ),
     ] = None,
     node: Annotated[
-        int | None, whole_option("This node's number in the fleet.  [default: one more than are configured]")
+        int | None,
+        whole_option("This node's number in the fleet.  [default: the first free one; vLLM: one more than configured]"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's name in the API.  [default: the server's first]")
+        str | None,
+        typer.Option(
+            metavar="[NAME=]DIR|ID",
+            help="As for `upbeat up`; with --vllm its name in the API.  [default: as configured; the server's first]",
+        ),
     ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where the fleet reaches this machine.  [default: 127.0.0.1]")
+    ] = None,
+    base_port: Annotated[
+        int | None, whole_option("First of this node's ten ports.  [default: the first that are free]")
+    ] = None,
+    devices: Annotated[int | None, whole_option("As for `upbeat up`.")] = None,
     api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="The environment variable that holds the server's API key.")
+        str, typer.Option(metavar="NAME", help="The environment variable that holds the vLLM server's API key.")
     ] = "",
-    no_store: Annotated[bool, typer.Option("--no-store", help="The node's store runs already.")] = False,
+    no_store: Annotated[bool, typer.Option("--no-store", help="The vLLM node's store runs already.")] = False,
     data: Annotated[Path | None, typer.Option(help="A directory with the fleet's `secret`.  [default: data]")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
-    port: Annotated[int | None, whole_option("The gateway's port, from which the nodes' ports follow.")] = None,
-    dram_gib: Annotated[float | None, typer.Option(help="As for `upbeat up`.")] = None,
+    port: Annotated[int | None, whole_option("The gateway's port, from which other ports follow.")] = None,
+    hbm_gib: Annotated[float | None, number_option("As for `upbeat up`.")] = None,
+    dram_gib: Annotated[float | None, number_option("As for `upbeat up`.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Logs, locks, sockets.  [default: .cache/run-join-N]")] = None,
     bin_dir: Annotated[Path | None, typer.Option(hidden=True, help="Where the services' programs are.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, an object a line.")] = False,
 ) -> int:
-    """Make a running vLLM server a node of a fleet, until Ctrl-C. Start it with the flags of `upbeat vllm-config`."""
+    """Run one more node of a running fleet, until Ctrl-C or `upbeat leave`. With --vllm, of a server that was started
+    with the flags of `upbeat vllm-config`."""
+    programs = bin_dir or Path(sys.executable).parent
+    schedulers = [part.strip() for part in scheduler.split(",")] if scheduler is not None else []
+    flags = Flags(
+        port=port,
+        data=data,
+        config=config,
+        hbm_gib=hbm_gib,
+        dram_gib=dram_gib,
+        devices=devices,
+        schedulers=schedulers,
+        node_host=host,
+    )
+    wanted = Wanted(flags, node, base_port, run_dir)
+    if vllm is not None:
+        for flag, value in (
+            ("--host", host),
+            ("--base-port", base_port),
+            ("--devices", devices),
+            ("--hbm-gib", hbm_gib),
+        ):
+            if value is not None:
+                raise ConfigError(f"{flag} {value} is for nodes with our engine; leave it out, or leave out --vllm")
+        server = _Server(vllm, model, api_key_env, store=not no_store)
+        return _join_vllm(server, wanted, programs, as_json=as_json)
+    if api_key_env or no_store:
+        raise ConfigError("--api-key-env and --no-store are for vLLM servers; give --vllm URL, or leave them out")
+    from cli.join_native import join_native
+
+    one, several = asked_models([model] if model is not None else None)
+    return join_native(replace(wanted, flags=replace(flags, model=one, models=several)), programs, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A vLLM server. model: its name in the API; None: the server's first. store: whether its node's store is started
+    here."""
+
+    url: str
+    model: str | None
+    api_key_env: str
+    store: bool
+
+
+def _join_vllm(server: _Server, wanted: Wanted, programs: Path, *, as_json: bool) -> int:
     from cli import machine
     from cli.display import Display
     from cli.own_certificates import joined_certificates
@@ -69,34 +147,27 @@ def join(
     from cli.written import write_configuration
 
     keep_private()
-    count = said_config(config).nodes.count
-    number = count if node is None else node
-    if number < 0:
-        raise ConfigError(f"--node {number} is out of range; give a number from 0")
-    flags = Flags(
-        nodes=max(count, number + 1),
-        data=data,
-        config=config,
-        port=port,
-        dram_gib=dram_gib,
-        run_dir=join_run_dir(config, run_dir, number),
-    )
-    resolved = settings(layout(flags), vllm, scheduler, model, api_key_env)
+    vllm, file = server.url, wanted.flags.config
+    count = said_config(file).nodes.count
+    number = count if wanted.number is None else wanted.number
+    run_dir = join_run_dir(file, wanted.run_dir, number)
+    flags = replace(wanted.flags, nodes=max(count, number + 1), run_dir=run_dir)
+    resolved = settings(layout(flags), vllm, server.model, server.api_key_env)
     if not (resolved.data / "secret").is_file():
         raise ConfigError(
             f"--data {resolved.data} has no file `secret`; give the fleet's data directory, or copy its `secret` "
             "there: without it, this node could read nothing that others have stored"
         )
     resolved = joined_certificates(resolved, number)
-    plan, programs = joining_plan(number, store=not no_store), bin_dir or Path(sys.executable).parent
+    plan = joining_plan(number, store=server.store)
     check_programs(programs, plan)
     make_directories(resolved, flags)
     display = Display(as_json=as_json)
     lock = machine.take_lock(resolved.run_dir / "lock", "--run-dir", vllm, display.line)
-    if not no_store:
+    if server.store:
         machine.remove_shared_memory(resolved)
         machine.check_ports(resolved, machine.ports_of_node(resolved, number))
-    if not api_key_env:
+    if not server.api_key_env:
         display.line(
             f"warning: {vllm} has no API key as far as is said (--api-key-env): whoever reaches it can use every "
             "tenant's sessions",
@@ -114,16 +185,14 @@ def join(
         if resolved.kv.cache and not _has_connector(resolved, number):
             display.line(f"warning: {NO_CONNECTOR.format(node=number)}", "yellow")
 
-    run = Run(plan, lambda: _ready(resolved, number, store=not no_store), announce)
+    run = Run(plan, lambda: _ready(resolved, number, store=server.store), announce)
     return asyncio.run(Supervisor(resolved, programs, display, [lock.fileno()], run).run())
 
 
-def settings(config: Config, url: str, scheduler: str | None, model: str | None, api_key_env: str) -> Config:
+def settings(config: Config, url: str, model: str | None, api_key_env: str) -> Config:
     """`config` for a node of the server at `url`. Asks the server for its model, unless `model` names it. Raises
     ConfigError."""
     over: dict[str, Any] = {"vllm": {"server": url.rstrip("/"), "api_key_env": api_key_env}}
-    if scheduler is not None:
-        over["scheduler"] = {"addresses": [part.strip() for part in scheduler.split(",")], "count": 1}
     checked = changed(config, over)
     key = os.environ.get(api_key_env, "") if api_key_env else ""
     if api_key_env and not key:

@@ -84,7 +84,7 @@ def shared_memory_bytes(config: Config) -> tuple[int, int]:
         need = file_bytes(int(config.kv.dram_gib * GIB), config.shm_dir)
     except OSError as e:
         raise ConfigError(f"shm_dir = {config.shm_dir}: {e.strerror}; give a tmpfs such as /dev/shm") from None
-    return need * config.nodes.count, have
+    return need * len(config.nodes.numbers), have
 
 
 def on_host(config: Config) -> bool:
@@ -95,7 +95,7 @@ def on_host(config: Config) -> bool:
 def memory_bytes(config: Config) -> tuple[int, int]:
     """(bytes that HBM of all devices and DRAM of all nodes need of this machine's memory, its total)."""
     hbm = int(config.kv.hbm_gib * GIB) * config.devices if on_host(config) else 0
-    return int(config.kv.dram_gib * GIB) * config.nodes.count + hbm, psutil.virtual_memory().total
+    return int(config.kv.dram_gib * GIB) * len(config.nodes.numbers) + hbm, psutil.virtual_memory().total
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def each(config: Config) -> str:
 def remove_shared_memory(config: Config) -> None:
     """Delete this data directory's arenas whose store has ended, of any number of nodes, and all images of weights that
     no worker uses."""
-    stem = config.node(0).arena_stem
+    stem = config.node(0).arena_stem  # of any number
     remove_dead(sorted(stem.parent.glob(stem.name.removesuffix("0") + "*.arena")))
     remove_unused(config.shm_dir)
 

@@ -14,6 +14,7 @@ from cli.autoscale import autoscale
 from cli.client import USAGE, CallFailed
 from cli.completion import COMPLETE, completion_init, script
 from cli.join import join
+from cli.leave import leave
 from cli.log_lines import logs
 from cli.printing import fail
 from cli.up import up
@@ -90,6 +91,7 @@ def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -
 for _command in (
     up,
     join,
+    leave,
     queries.status,
     queries.models,
     queries.top,

@@ -73,6 +73,12 @@ class Flags:
     engine: str | None = None
     #: Further arguments of every vLLM server, as a shell would split them.
     vllm_args: str | None = None
+    #: The number of the one node that joins a fleet, where others reach it, and its first port.
+    joins: int | None = None
+    node_host: str | None = None
+    base_port: int | None = None
+    #: Of the fleet's schedulers.
+    schedulers: Sequence[str] = ()
 
 
 def resolve(flags: Flags) -> Config:
@@ -118,11 +124,14 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
                 f"give one of at most {65_535 - last + port}"
             )
         over["nodes"]["base_port"] = port + NODES_OFFSET
+    over["nodes"] |= _of_joined(flags)
+    if flags.schedulers:
+        over["scheduler"] = {"addresses": list(flags.schedulers), "count": 1}
     if flags.run_dir is not None:
         over["run_dir"] = flags.run_dir
     elif "run_dir" not in said.model_fields_set:
         over["run_dir"] = Path(".cache") / ("run" if port == DEFAULT_PORT else f"run-{port}")
-    over |= _models_asked(flags, said, nodes)
+    over |= _models_asked(flags, said, nodes if flags.joins is None else 1)
     if flags.vllm_args is not None:
         over["vllm"] = {"args": [*said.vllm.args, *_words(flags.vllm_args)]}
     if flags.data is not None:
@@ -174,6 +183,18 @@ def _models_asked(flags: Flags, said: Config, nodes: int) -> dict[str, Any]:
         name = said.model_name or (f"upbeat-{Path(text).name}" if asked is None else asked.repo)
         return {"models": {name: {"path": text, "engine": "vllm"}}}
     return found if one is None else found | {"model": one}
+
+
+def _of_joined(flags: Flags) -> dict[str, Any]:
+    """The keys of `nodes` for a node that joins a fleet."""
+    if flags.joins is None:
+        return {}
+    over: dict[str, Any] = {"joins": flags.joins}
+    if flags.base_port is not None:
+        over["base_port"] = flags.base_port
+    if flags.node_host is not None:
+        over |= {"store_host": flags.node_host, "worker_host": flags.node_host}
+    return over
 
 
 def _words(text: str) -> list[str]:
@@ -251,7 +272,7 @@ def _with_model(config: Config, flags: Flags) -> Config:
             over["model_name"] = asked.repo
     needs = {name: weights_gib(config, name, directory) for name, directory in found.items()}
     fullest = max(
-        (models_of(config, number) for number in range(config.nodes.count)),
+        (models_of(config, number) for number in config.nodes.numbers),
         key=lambda names: sum(needs[n] for n in names),
     )
     need, asked_for = (

@@ -26,7 +26,7 @@ from cli.display import Display
 from cli.logs import Logs
 from cli.process import Process, log_end
 from cli.written import configuration_file, hub_token_file, secrets_file
-from contracts.exits import START_AGAIN
+from contracts.exits import LEFT, START_AGAIN
 from runtime.config import Config
 from runtime.process_session import end_left_behind
 from runtime.registry import models_of
@@ -63,6 +63,8 @@ class Supervisor:
         self._running: dict[str, Process] = {}
         self._plan, self._run = list(run.plan), run
         self._has_served = False
+        #: Processes that have ended for good, and that are to end so.
+        self._left, self._to_end = set[str](), set[str]()
         self._status = 0
         self._stop_asked_s = 0.0
 
@@ -123,11 +125,17 @@ class Supervisor:
         # A vLLM server notices late what is wrong with its model or its arguments.
         policy = RestartPolicy(self._config.vllm.start_s if planned.program == _VLLM_SERVER else AT_ONCE_S)
         while not self._stopping.is_set():
+            if planned.name in self._to_end:  # its node has left while it waited
+                self._has_left(planned)
+                return
             process = self._start(planned)
             status = await process.ended()
             del self._running[planned.name]
             self._note_pids()
             if self._stopping.is_set():
+                return
+            if status == LEFT or planned.name in self._to_end:
+                self._has_left(planned)
                 return
             alive_s = time.monotonic() - process.started_s
             await self._logs.settled()
@@ -142,6 +150,21 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(verdict.delay_s):
                     await self._stopping.wait()
+
+    def _has_left(self, planned: Planned) -> None:
+        """A process of a node that leaves the fleet has ended. A vLLM server ends with its sidecar, and whatever is
+        left of a node with its store; a launcher without processes ends, too."""
+        self._display.line(f"{planned.name} has ended, as its node leaves the fleet")
+        self._left.add(planned.name)
+        of_node = [p for p in self._plan if p.node == planned.node]
+        if planned.program == "upbeat-kvstore":
+            self._to_end |= {p.name for p in of_node}
+        elif planned.program == "upbeat-sidecar":
+            self._to_end |= {p.name for p in of_node if p.program == _VLLM_SERVER and p.device == planned.device}
+        for process in self._running_of([p.name for p in of_node if p.name in self._to_end]):
+            process.send(signal.SIGTERM)
+        if len(self._left) == len(self._plan):
+            self._stopping.set()
 
     def _start(self, planned: Planned) -> Process:
         process = Process(

@@ -8,3 +8,5 @@ from typing import Final
 WRONG_USAGE: Final = 2
 #: The service asks to be started again; nothing went wrong.
 START_AGAIN: Final = 75
+#: The node has left the fleet: the service is not to be started again.
+LEFT: Final = 76

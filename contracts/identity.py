@@ -78,6 +78,7 @@ MAY_CALL: dict[str, frozenset[Role]] = {
     **_methods("Scheduler", {Role.GATEWAY, Role.OPERATOR}, "Watch", "Metrics", "ListSessions", "GetSession"),
     **_methods("Scheduler", {Role.GATEWAY, Role.OPERATOR}, "EraseSession", "Explain", "ExplainModel", "RemoveModel"),
     **_methods("Scheduler", {Role.GATEWAY}, "DeclareWorkflow", "ListWorkflows", "GetWorkflow", "DeleteWorkflow"),
+    **_methods("Scheduler", {Role.OPERATOR}, "LeaveNode"),
     **_methods("Scheduler", {Role.GATEWAY, Role.OPERATOR}, "SubmitFinetune", "CancelFinetune"),
     **_methods("Scheduler", {Role.GATEWAY, Role.OPERATOR}, "ListFinetunes", "GetFinetune"),
     **_methods("Worker", {Role.GATEWAY}, "Stream", "Tokenize", "Detokenize", "Http"),

@@ -78,6 +78,8 @@ MAX_LINE_BYTES = 16 << 10
 MIN_QUEUE = 64
 #: How long `stop` waits for running answers to send their error.
 LAST_WORDS_S = 1.0
+#: How long a process serves the connections that it has after others took over its port, in seconds.
+HAND_OVER_S = 1.0
 
 
 def build(parts: Parts) -> web.Application:
@@ -289,9 +291,20 @@ class Gateway:
     async def drain(self) -> None:
         """Refuse new requests for text and wait until the running ones have ended."""
         assert self.parts is not None
+        if self._config.gateway.processes > 1:
+            await self._hand_over(self.parts)
         self.parts.draining = True
         self.parts.turnstile.close()
         await self.parts.idle.wait()
+
+    async def _hand_over(self, parts: Parts) -> None:
+        """Let other processes of this gateway take new connections, and serve a little longer those that are open: a
+        restart of one process after the other refuses no request."""
+        assert self._listener is not None and self._runner is not None and self._runner.server is not None
+        self._listener.close()
+        parts.handing_over = True
+        await parts.clock.sleep(HAND_OVER_S)
+        self._runner.server.pre_shutdown()  # those that are idle
 
     async def stop(self) -> None:
         """Close everything. Running streams end with an error event, other requests with a 503."""

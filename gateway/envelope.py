@@ -84,6 +84,9 @@ async def dress(request: web.Request, response: web.StreamResponse) -> None:
     """Add the headers of every answer, before they are sent."""
     section, headers = request.app[PARTS].config.gateway, response.headers
     headers["Server"] = "upbeat"  # instead of the versions of aiohttp and Python
+    if request.app[PARTS].handing_over:
+        response.force_close()
+        headers[hdrs.CONNECTION] = "close"
     for more in (
         rate_headers(request),
         cors_headers(request.path, request.headers.get(hdrs.ORIGIN), section.cors_origins),

@@ -36,7 +36,7 @@ from runtime.config import Config
 @dataclass(slots=True)
 class Parts:
     """The gateway's parts. active: number of requests for text. idle: set while there are none. draining: new ones are
-    refused."""
+    refused. handing_over: another process takes new connections, and each answer ends its own."""
 
     config: Config
     clock: Clock
@@ -66,6 +66,7 @@ class Parts:
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False
+    handing_over: bool = False
 
     def __post_init__(self) -> None:
         self.idle.set()

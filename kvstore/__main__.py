@@ -11,6 +11,7 @@ from contracts.errors import ConfigError
 from contracts.v1.kvstore_pb2_grpc import add_KvStoreServicer_to_server
 from kvstore import failpoints, upkeep
 from kvstore.directory import Directory
+from kvstore.leaving import Leaving, empty
 from kvstore.metrics import log
 from kvstore.node import StoreNode
 from kvstore.server import Server
@@ -24,8 +25,6 @@ from runtime.metrics_page import serve_metrics
 
 DRAIN_S = 25.0
 _STOP_S = 0.5
-#: While draining, wait for attached workers until they have been quiet for this long.
-_QUIET_S, _LOOK_S = 3.0, 0.1
 
 
 class KvStoreService:
@@ -36,6 +35,7 @@ class KvStoreService:
         self._number = number
         self._tasks = service.Tasks()
         self.failed: asyncio.Future[None] = self._tasks.failed
+        self.left = self._tasks.left
 
     async def start(self) -> None:
         """Serve as soon as the SSD is recovered; peers and the scheduler follow."""
@@ -52,6 +52,7 @@ class KvStoreService:
             )
         self._grpc, self._health = rpc.server(self._config.node(self._number).store_listen, ["upbeat.v1.KvStore"])
         self._node = StoreNode(self._config, self._number, RealClock(), self._tasks, lock)
+        self._leaving = Leaving(self._node, self._tasks)
         await self._node.start()
         add_KvStoreServicer_to_server(Server(self._node), self._grpc)  # type: ignore[no-untyped-call]
         await self._grpc.start()
@@ -84,19 +85,15 @@ class KvStoreService:
     async def _report(self) -> None:
         """Report to the schedulers once peers can read from this node."""
         await self._node.ready.wait()
-        await Directory(self._node, self._config.scheduler_addresses, self._tasks).run()
+        await Directory(self._node, self._config.scheduler_addresses, self._tasks, self._leaving).run()
 
     async def drain(self) -> None:
         """Finish write-back, including that of workers that drain at the same time: until they leave or save nothing
         more."""
         await rpc.set_serving(self._health, False)
-        node, begun = self._node, self._node.clock.now()
-        complete, pending = await node.flush(DRAIN_S)
-        while node.workers and node.clock.now() - max(begun, node.heard_from_worker) < _QUIET_S:
-            await node.clock.sleep(_LOOK_S)
-            complete, pending = await node.flush(DRAIN_S)
-        if not complete:
-            log.warning("write-back was cut short", pending_bytes=pending)
+        node = self._node
+        if not await node.settle(DRAIN_S):
+            log.warning("write-back was cut short", pending_bytes=node.pending_bytes)
 
     async def stop(self) -> None:
         """Release everything."""
@@ -104,12 +101,14 @@ class KvStoreService:
             await self._grpc.stop(_STOP_S)
         await self._tasks.cancel()
         await self._node.stop()
+        if self._leaving.over:
+            await asyncio.to_thread(empty, self._node.places.directory)
 
 
 async def _main(config: Config, number: int) -> int:
     made = KvStoreService(config, number)
     try:
-        return await service.serve(made, made.failed, DRAIN_S)
+        return await service.serve(made, made.failed, DRAIN_S, left=made.left)
     except ConfigError as e:
         log.error("cannot start", error=str(e))
         return 2

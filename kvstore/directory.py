@@ -21,13 +21,15 @@ from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerStub
 from kvstore.core import events as ev
 from kvstore.erasing import Answer
+from kvstore.leaving import Leaving
 from kvstore.metrics import log
 from kvstore.node import StoreNode
+from kvstore.upkeep import note_gone
 from runtime import rpc, telemetry
 from runtime.same_secret import Membership
 from runtime.service import Tasks
 
-_DELTA_S, _LOAD_EVERY, _RECONNECT_S = 0.25, 4, 0.1
+_DELTA_S, _LOAD_EVERY, _RECONNECT_S, _REFUSED_S = 0.25, 4, 0.1, 2.0
 #: Most of one message: both sides handle it in a few milliseconds.
 _SESSIONS_A_MESSAGE, _CHUNKS_A_MESSAGE = 500, 10_000
 
@@ -35,10 +37,11 @@ _SESSIONS_A_MESSAGE, _CHUNKS_A_MESSAGE = 500, 10_000
 class Directory:
     """The streams to all schedulers. `run` once."""
 
-    def __init__(self, node: StoreNode, addresses: Sequence[str], tasks: Tasks) -> None:
+    def __init__(self, node: StoreNode, addresses: Sequence[str], tasks: Tasks, leaving: Leaving) -> None:
         self._node, self._tasks = node, tasks
         membership = Membership()
-        self.links = [Link(node, address, tasks, membership) for address in addresses]
+        self.links = [Link(node, address, tasks, membership, leaving) for address in addresses]
+        leaving.is_told = lambda: all(link.told_over for link in self.links)
         for link in self.links:
             node.erasing.answered.append(link.answer)
 
@@ -57,12 +60,18 @@ class Directory:
 class Link:
     """The stream to one scheduler. changed: sessions whose residency has changed since they were reported to it."""
 
-    def __init__(self, node: StoreNode, address: str, tasks: Tasks, membership: Membership) -> None:
+    def __init__(self, node: StoreNode, address: str, tasks: Tasks, membership: Membership, leaving: Leaving) -> None:
         self._node, self.address, self._tasks, self._membership = node, address, tasks, membership
+        self._leaving, self._connected, self._said_over = leaving, False, False
         self.changed: set[SessionKey] = set()
         self._connections = 0
         self._reported: set[SessionKey] = set()
         self._answers: list[pb.StoreReport] = []  #: answers to erasures, not yet sent
+
+    @property
+    def told_over(self) -> bool:
+        """Whether this scheduler has been sent that the node has left, or is not connected."""
+        return self._said_over or not self._connected
 
     async def run(self) -> None:
         """Report and execute commands until cancelled; reconnect when the stream breaks. Raises SecretDiffers at the
@@ -75,7 +84,7 @@ class Link:
                 async for command in stream:
                     if not connected:
                         log.info("scheduler answers", address=self.address)
-                        connected = True
+                        connected = self._connected = True
                         self._membership.let_in()
                         self._tasks.start(self._node.heed_tombstones(), "heed-tombstones")
                     self._obey(command)
@@ -83,6 +92,12 @@ class Link:
                 if connected:
                     log.warning("scheduler lost", address=self.address, reason=e.code().name)
                 self._membership.failed(e, self._node.clock.now())
+                if e.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                    log.error("the scheduler refuses this node", address=self.address, reason=e.details())
+                    await self._node.clock.sleep(_REFUSED_S)
+            self._connected = False
+            if self._said_over:
+                return
             await self._node.clock.sleep(_RECONNECT_S)
 
     # ---- reports
@@ -123,6 +138,10 @@ class Link:
                 await asyncio.sleep(0)
             for answer in answers:
                 yield answer
+            if self._leaving.asked:
+                over = self._leaving.over
+                yield pb.StoreReport(leaving=self._left())
+                self._said_over = over  # the former message was sent by now
 
     def _held(self, sessions: Iterable[SessionKey], *, skip_absent: bool) -> Iterable[list[pb.Held]]:
         """Reports in messages of bounded size. A session no longer here is reported once as empty; an erased or expired
@@ -164,6 +183,10 @@ class Link:
             )
         )
 
+    def _left(self) -> pb.StoreLeaving:
+        leaving = self._leaving
+        return pb.StoreLeaving(over=leaving.over, waits_for=leaving.waits_for, pending_bytes=self._node.pending_bytes)
+
     # ---- commands
 
     def _obey(self, command: pb.StoreCommand) -> None:
@@ -179,16 +202,20 @@ class Link:
             again = command.erase_again
             self._tasks.start(node.erasing.erase(session_from_wire(again.session), again.number), "erase")
         elif kind == "peers":
-            self._tasks.start(self._meet(dict(command.peers.addresses)), "peers")
+            self._tasks.start(self._meet(command.peers), "peers")
+        elif kind == "leave":
+            self._leaving.begin()
 
     def answer(self, answer: Answer) -> None:
         """Tell this scheduler an erasure's answer, whichever scheduler ordered it."""
         self._answers.append(_erased(answer))
 
-    async def _meet(self, addresses: dict[str, str]) -> None:
+    async def _meet(self, told: pb.FleetPeers) -> None:
         await self._node.ready.wait()
+        self._node.members.told(self.address, told.members, told.gone)
         with contextlib.suppress(asyncio.CancelledError):
-            self._node.peers.addresses.update(addresses)
+            self._node.peers.addresses.update(told.addresses)
+        await note_gone(self._node)  # else with the next confirmations
 
 
 def _advised(command: pb.PrefetchCommand, now: float) -> ev.Advised:

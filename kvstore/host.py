@@ -52,6 +52,10 @@ class StoreHost(Protocol):
         """Whether the SSD's chunks are known: it was read since the start."""
         ...
 
+    def fail(self, error: Exception) -> None:
+        """End the process, so that a new one replaces it."""
+        ...
+
     def may_write(self) -> bool:
         """Whether this process holds the lock on the node's directory."""
         ...

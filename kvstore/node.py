@@ -20,6 +20,8 @@ from kvstore.core import instructions as do
 from kvstore.core.store import Store
 from kvstore.erasing import Erasing
 from kvstore.failpoints import reach
+from kvstore.heeding import Heeding
+from kvstore.members import Members
 from kvstore.metrics import count, log
 from kvstore.notes import Notes
 from kvstore.owners import Attached, Owner
@@ -38,14 +40,12 @@ from kvstore.tiers.objects import Objects, open_store
 from kvstore.tiers.older_formats import OlderFormats
 from kvstore.tiers.populate import Populating
 from kvstore.tiers.ssd import SsdTier
-from kvstore.tiers.ssd_recovery import Recovery
 from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
 from kvstore.tiers.transport_choice import start_transport
 from kvstore.trials import try_tier
 from kvstore.writeback import WriteBack
 from runtime.clock import Clock
-from runtime.collector import collecting_nothing
 from runtime.config import Config
 from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
@@ -55,6 +55,8 @@ from runtime.service import Tasks
 _TICK_S = 0.25
 #: Least time between two wake-ups for paced prefetches.
 _RESUME_S = 0.005
+#: `settle` waits for attached workers until they have been quiet for this long, in seconds.
+_QUIET_S, _LOOK_S = 3.0, 0.1
 #: How long the start waits for the blob tier's tombstones.
 _HEED_S = 0.5
 
@@ -118,12 +120,12 @@ class StoreNode:
         self.erasing = Erasing(self, tasks)
         self.notes = Notes(self, tasks, encrypts=config.kv.encrypt)
         self._recovered = False
-        #: What the SSD holds, while tombstones have not been read; it is not served until then.
-        self._held_back: Recovery | None = None
-        #: Nodes that must confirm an erasure; and whether this node's list of confirmations may be non-empty.
-        self.deployment = [config.node(n).name for n in range(config.nodes.count)]
+        configured = {config.node(n).name: config.node(n).store_address for n in config.nodes.numbers}
+        self._known = configured
+        self.members = Members(self.name, configured, self.places.directory)
+        self.heeding = Heeding(self, alone=self.members.alone)
+        #: Whether this node's list of confirmations may be non-empty, or is missing.
         self.confirms = True
-        self._heeded = config.nodes.count == 1  # a single node's journal is complete
         #: Called when the blob tier can be read again (set by upkeep.py).
         self.blob_is_back: Callable[[], object] = lambda: None
         self._ticking = self._resuming = False
@@ -143,11 +145,11 @@ class StoreNode:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HEED_S):
                 await self.heed_tombstones()
-        if self._held_back is not None:
+        if (found := self.heeding.held_back) is not None:
             log.warning(
                 "tombstones could not be read yet; the SSD's chunks are not served until it is known what was erased "
                 "while this node was down",
-                chunks=self._held_back.chunks,
+                chunks=found.chunks,
             )
         self.write_back.start()
         self._tasks.start(self._join(), "join")
@@ -173,22 +175,9 @@ class StoreNode:
         if recovery.deleted:
             count("ssd_files_deleted_at_start", recovery.deleted)
         self._recovered = True
-        self._held_back = recovery
-        await self._serve_recovered()
+        await self.heeding.recovered(recovery)
         log.info("recovered", chunks=recovery.chunks, deleted=recovery.deleted, ssd=str(self.ssd.root))
         return True
-
-    async def _serve_recovered(self) -> None:
-        """Serve what the SSD holds, once tombstones have been read."""
-        found = self._held_back
-        if found is None or not self._heeded:
-            return
-        self._held_back = None
-        with collecting_nothing():
-            self.handle(ev.Recovered(found.copies, found.listed))
-        with contextlib.suppress(OSError):
-            limit = await self.sizes.ssd_limit_bytes(self.store.index.ssd_stored_bytes)
-            self.handle(ev.TierSized("ssd", limit, self.clock.now()))
 
     # ---- tiers
 
@@ -218,6 +207,8 @@ class StoreNode:
     async def _try_tier(self, trial: do.TryTier) -> None:
         outcome, size = await try_tier(self, trial, None if self._recovered else self._recover)
         self.handle(ev.TierTried(trial.tier, outcome, size, self.clock.now()))
+        if self.heeding.held_back is not None:
+            await self.heed_tombstones()
 
     async def _join(self) -> None:
         """Start the transport and peers, which may take longer than `start`."""
@@ -225,10 +216,7 @@ class StoreNode:
             self._config.kv.transport, self.arena, self.leased, f"{self.name}-{self.instance}", self.places
         )
         card = self.transport.fill(Card(self.name, self.instance, b"", self.arena.address, self.arena.size_bytes, ""))
-        others = {
-            self._config.node(n).name: self._config.node(n).store_address for n in range(self._config.nodes.count)
-        }
-        self.peers = Peers(others, card, self.arena, self.transport, self.clock, self.handle, self._tasks)
+        self.peers = Peers(self._known, card, self.arena, self.transport, self.clock, self.handle, self._tasks)
         self.reading.peers = self.peers
         self.ready.set()
         log.info("peers can read", transport=self.transport.name)
@@ -246,7 +234,7 @@ class StoreNode:
         self.arena.close()
 
     def fail(self, error: Exception) -> None:
-        """The core's state is in doubt: end the process, so that a new one replaces it."""
+        """The core's state is in doubt, or useless: end the process, so that a new one replaces it."""
 
         async def end() -> None:
             raise error
@@ -261,6 +249,16 @@ class StoreNode:
                 return False, self.pending_bytes
             await self.clock.sleep(0.02)
         return True, 0
+
+    async def settle(self, timeout_s: float) -> bool:
+        """Finish write-back, including that of workers that end at the same time: until they leave or save nothing
+        more. timeout_s: without progress of a worker. Returns whether everything was written."""
+        begun = self.clock.now()
+        complete, _ = await self.flush(timeout_s)
+        while self.workers and self.clock.now() - max(begun, self.heard_from_worker) < _QUIET_S:
+            await self.clock.sleep(_LOOK_S)
+            complete, _ = await self.flush(timeout_s)
+        return complete
 
     @property
     def pending_bytes(self) -> int:
@@ -383,14 +381,9 @@ class StoreNode:
 
     async def heed_tombstones(self) -> Tombstones:
         """Read the tombstones, and apply erasures that this node missed."""
-        listing = await self.blob.tombstones.list_all()
-        self.handle(ev.TombstonesListed(list(listing.by_path.values()), self.clock.now(), listing.complete))
-        if listing.complete:
-            self._heeded = True
-            await self._serve_recovered()
-        return listing
+        return await self.heeding.heed()
 
     @property
     def knows_ssd(self) -> bool:
         """Whether the core knows what the SSD holds."""
-        return self._recovered and self._held_back is None
+        return self._recovered and self.heeding.held_back is None

@@ -98,33 +98,55 @@ async def _learn(node: StoreNode) -> None:
     await node.heed_tombstones()
     await learn_sessions(node)
     await confirm(node, await node.heed_tombstones())
+    await learn_lacking(node)
+
+
+async def learn_lacking(node: StoreNode) -> bool:
+    """Learn which chunks the blob tier lacks, so that they are written there. Whether it has answered for all
+    models."""
+    complete = True
     for fingerprint in list(node.store.index.shapes):
-        with contextlib.suppress(Exception):  # the blob tier does not answer; its health is judged elsewhere
+        try:
             async for keys in node.blob.list_chunks(fingerprint):
                 node.handle(ev.BlobListed(fingerprint, keys, node.clock.now(), complete=False))
                 await asyncio.sleep(0)
             node.handle(ev.BlobListed(fingerprint, (), node.clock.now()))
+        except Exception:  # its health is judged elsewhere
+            complete = False
+    return complete
 
 
 async def confirm(node: StoreNode, tombstones: Tombstones) -> None:
     """Confirm erasures of which this node holds nothing any more, and delete the tombstones that every node has
     confirmed."""
     tier = node.blob.tombstones
-    confirmed = await tier.list_confirmed() if tombstones.complete and (tombstones.by_path or node.confirms) else None
-    if confirmed is None:
+    if not await note_gone(node):
         return
-    gone = [path for path, t in tombstones.by_path.items() if await node.erasing.is_gone(t.session)]
-    said = confirmed.get(object_name(node.name), frozenset())
-    names = frozenset(path.rpartition("/")[2] for path in gone)
-    if names != said:
-        if not await node.erasing.note_floor() or not await tier.put_confirmed(node.name, gone):
+    confirmed = await tier.list_confirmed() if tombstones.complete and (tombstones.by_path or node.confirms) else None
+    gone = await tier.list_gone() if confirmed is not None else None
+    if confirmed is None or gone is None:
+        return
+    erased = [path for path, t in tombstones.by_path.items() if await node.erasing.is_gone(t.session)]
+    said = confirmed.get(object_name(node.name))
+    names = frozenset(path.rpartition("/")[2] for path in erased)
+    if names != said:  # also its first list, which may be empty: from then on others wait for it
+        if not await node.erasing.note_floor() or not await tier.put_confirmed(node.name, erased):
             return
         confirmed[object_name(node.name)] = names
     node.confirms = bool(names)
-    everywhere = confirmed_by_all(tombstones.by_path, confirmed, node.deployment)
+    everywhere = confirmed_by_all(tombstones.by_path, confirmed, node.members.deployment, gone)
     if everywhere:
         await asyncio.gather(*(tier.delete(path) for path in everywhere))
         count("tombstones_removed", len(everywhere))
+
+
+async def note_gone(node: StoreNode) -> bool:
+    """Note in the blob tier which nodes have left for good. Whether that is done."""
+    for name in sorted(node.members.gone):
+        if not await node.blob.tombstones.put_gone(name):
+            return False
+        node.members.gone.discard(name)
+    return True
 
 
 class Unchanged:

@@ -360,6 +360,11 @@ class WriteBack:
         return task
 
     @property
+    def owes(self) -> bool:
+        """Whether a manifest or a session's key could not be written to the blob tier yet."""
+        return bool(self._owed_manifests or self._keys.unstored)
+
+    @property
     def pending(self) -> int:
         """Number of unfinished writes and deletions of the blob tier."""
         return len(self._last)

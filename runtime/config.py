@@ -135,4 +135,4 @@ class Config(BaseSettings):
     @property
     def devices(self) -> int:
         """Devices of all nodes; also the number of workers."""
-        return self.nodes.count * self.nodes.devices
+        return len(self.nodes.numbers) * self.nodes.devices

@@ -73,7 +73,7 @@ def check(config: Config) -> None:
 def _check_same_ports(config: Config) -> None:
     nodes = config.nodes
     for key, host in (("store_host", nodes.store_host), ("worker_host", nodes.worker_host)):
-        if nodes.same_ports and nodes.count > 1 and "{n}" not in host:
+        if nodes.same_ports and len(nodes.numbers) > 1 and "{n}" not in host:
             raise ConfigError(
                 f"nodes.same_ports with nodes.{key} = {host!r}: {nodes.count} nodes would listen on the same ports of "
                 f"one host; put {{n}} into nodes.{key}, or set nodes.same_ports: false"
@@ -134,23 +134,23 @@ def _check_schedulers(config: Config) -> None:
 def _check_models(config: Config) -> None:
     count = config.nodes.count
     for name, model in config.models.items():
-        numbers = model.nodes if model.nodes is not None else list(range(count))
+        numbers = model.nodes if model.nodes is not None else list(config.nodes.numbers)
         key = f"models.{name}.nodes"
-        if beyond := [n for n in numbers if n >= count]:
+        if config.nodes.joins is None and (beyond := [n for n in numbers if n >= count]):
             raise ConfigError(
                 f"{key} = {numbers}: there is no node {beyond[0]}; give numbers from 0 to {count - 1}, or raise "
                 "nodes.count"
             )
         if twice := [n for n, times in Counter(numbers).items() if times > 1]:
             raise ConfigError(f"{key} = {numbers}: node {twice[0]} is there twice; name each node once")
-        if model.min_nodes > len(numbers):
+        if config.nodes.joins is None and model.min_nodes > len(numbers):
             raise ConfigError(
                 f"models.{name}.min_nodes = {model.min_nodes}: {len(numbers)} of {count} nodes may serve it; "
                 f"lower it, extend {key} or raise nodes.count"
             )
     _check_both_ways(config)
     _check_those_that_stay(config)
-    for number in range(count):
+    for number in config.nodes.numbers:
         if not models_of(config, number):
             first = next(iter(registered(config)))
             raise ConfigError(
@@ -161,7 +161,7 @@ def _check_models(config: Config) -> None:
 
 
 def _check_those_that_stay(config: Config) -> None:
-    for number in range(config.nodes.count if config.sharing in ("swap", "serverless") else 0):
+    for number in config.nodes.numbers if config.sharing in ("swap", "serverless") else ():
         here = models_of(config, number)
         kept = [name for name in here if registered(config)[name].min_nodes and len(here) > 1]
         if kept and config.sharing == "serverless":

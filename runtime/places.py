@@ -65,11 +65,11 @@ def device_ports(nodes: NodesSection) -> range:
 
 def _blocks(nodes: NodesSection) -> int:
     """Nodes with ports of their own."""
-    return 1 if nodes.same_ports else nodes.count
+    return 1 if nodes.same_ports else len(nodes.numbers)
 
 
 def _block(nodes: NodesSection, number: int) -> int:
-    return 0 if nodes.same_ports else number
+    return 0 if nodes.same_ports or nodes.joins is not None else number
 
 
 def places_of(nodes: NodesSection, data: Path, shm_dir: Path, number: int) -> NodePlaces:

@@ -34,7 +34,7 @@ from runtime.training import Training
 log = telemetry.logger("runtime.reporter")
 #: Seconds between reports: minimum, until the scheduler sets another; maximum while requests run; maximum when idle.
 LEAST_S, BUSY_S, IDLE_S = 0.1, 0.25, 1.0
-RETRY_S = 0.1
+RETRY_S, REFUSED_S = 0.1, 2.0
 METRICS_EVERY_S = 1.0
 
 
@@ -117,6 +117,7 @@ class Reporter:
         trains: Trains | None = None,
         left_out: Mapping[str, str] | None = None,
         restart: Callable[[], object] = lambda: None,
+        leave: Callable[[], object] = lambda: None,
     ) -> None:
         """rates: bytes per second from `peer`, `ssd` and `blob`, where measured. device_bytes: the device's memory for
         weights and KV; free_bytes: its unused part; memory: who holds it. device: number on the node, of `devices`.
@@ -124,7 +125,8 @@ class Reporter:
         it is given up, and whether the model moves here. spare: called when requests for a model go elsewhere, with its
         name and, from now, until when. trains: what the device does about fine-tuning jobs; None: nothing, and
         schedulers hear of none. left_out: adopted models that the device does not serve, and why. restart: called when
-        a scheduler asks for the worker to be started again."""
+        a scheduler asks for the worker to be started again. leave: called, perhaps often, when the node is to leave the
+        fleet."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
         self._device, self._devices = device, devices
@@ -132,7 +134,7 @@ class Reporter:
         self.expect, self.spare = expect, spare
         self._memory = memory
         self.trains = None if trains is None else Training(trains)
-        self._left_out, self.restart = dict(left_out or {}), restart
+        self._left_out, self.restart, self.leave = dict(left_out or {}), restart, leave
         self.instance = uuid.uuid4().hex
         self.membership = Membership()
         self.links = [Link(self, scheduler) for scheduler in schedulers]
@@ -285,12 +287,17 @@ class Link:
                                 if self._reporter.trains is not None:
                                     await self._reporter.trains.obey(command.finetune)
                                     self._reporter.wake()
+                            case "leave":
+                                self._reporter.leave()
                             case "restart":
                                 if command.restart.instance == self._reporter.instance:
                                     self._reporter.restart()
                 except grpc.aio.AioRpcError as e:
                     log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
                     self._reporter.membership.failed(e, RealClock().now())
+                    if e.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                        log.error("the scheduler refuses this device", scheduler=self._scheduler, reason=e.details())
+                        await asyncio.sleep(REFUSED_S)
                 await asyncio.sleep(RETRY_S)
         finally:
             await channel.close(None)

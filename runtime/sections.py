@@ -4,6 +4,7 @@ defaults."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -217,8 +218,16 @@ class NodesSection(BaseModel):
     worker_host: str = "127.0.0.1"
     #: The address the processes listen on; their own host name when empty.
     listen_host: str = ""
+    #: Number of the one node that this configuration is for, which joins a running fleet; its ports begin at base_port.
+    #: `upbeat join` sets it.
+    joins: int | None = Field(default=None, ge=0, le=999)
     #: Network interface for UCX.
     ucx_interface: str = "lo"
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the configured nodes."""
+        return range(self.count) if self.joins is None else [self.joins]
 
     @property
     def on_each_host(self) -> int:

@@ -4,7 +4,7 @@ The first SIGINT or SIGTERM drains (at most `drain_s`), a second one stops at on
 (`UPBEAT_SUPERVISED=1`) only SIGTERM counts, once: Ctrl-C reaches the whole group, and the launcher stops services in
 order. A signal during the start ends the service without a drain. A failed background task is logged and ends the
 process, so that the supervisor restarts it whole; a ConfigError ends it with status WRONG_USAGE. A service may ask to
-be started again: it drains, and ends with status START_AGAIN.
+be started again (status START_AGAIN), or end because its node has left the fleet (LEFT): it drains first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import uvloop
 
 from contracts import identity
 from contracts.errors import ConfigError
-from contracts.exits import START_AGAIN, WRONG_USAGE
+from contracts.exits import LEFT, START_AGAIN, WRONG_USAGE
 from contracts.identity import Identity, Role
 from runtime import telemetry
 from runtime.config import Config
@@ -62,6 +62,8 @@ class Tasks:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: Set by a service that is to be started again.
         self.start_again = asyncio.Event()
+        #: Set by a service whose node has left the fleet.
+        self.left = asyncio.Event()
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work` until it returns or `cancel`."""
@@ -95,9 +97,13 @@ class Tasks:
 
 
 async def serve(
-    service: Service, failed: asyncio.Future[None], drain_s: float, start_again: asyncio.Event | None = None
+    service: Service,
+    failed: asyncio.Future[None],
+    drain_s: float,
+    start_again: asyncio.Event | None = None,
+    left: asyncio.Event | None = None,
 ) -> int:
-    """Start, wait for a signal, a failed task or `start_again`, drain, stop. Returns the exit status."""
+    """Start, wait for a signal, a failed task, `start_again` or `left`, drain, stop. Returns the exit status."""
     loop = asyncio.get_running_loop()
     telemetry.watch_tasks(loop)
     supervised = os.environ.get(SUPERVISED) == "1"
@@ -121,11 +127,12 @@ async def serve(
         return 0
     starting.result()
     again = asyncio.ensure_future((start_again or asyncio.Event()).wait())
-    ends: list[asyncio.Future[Any]] = [stopping, failed, again]
+    leaving = asyncio.ensure_future((left or asyncio.Event()).wait())
+    ends: list[asyncio.Future[Any]] = [stopping, failed, again, leaving]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    asked = again.done() and not wanted.is_set()
-    stopping.cancel()
-    again.cancel()
+    asked = LEFT if leaving.done() else START_AGAIN if again.done() and not wanted.is_set() else 0
+    for waiting in (stopping, again, leaving):
+        waiting.cancel()
     crashed = failed.done()
     if not crashed:
         log.info("draining", limit_s=drain_s)
@@ -140,7 +147,7 @@ async def serve(
     log.info("stopped")
     if crashed:
         return WRONG_USAGE if isinstance(failed.exception(), ConfigError) else 1
-    return START_AGAIN if asked else 0
+    return asked
 
 
 class Arguments(NamedTuple):

@@ -37,12 +37,12 @@ def vllm_models(config: Config) -> list[str]:
 def vllm_nodes(config: Config) -> list[int]:
     """The nodes whose devices each have a vLLM server."""
     theirs = set(vllm_models(config))
-    return [number for number in range(config.nodes.count) if theirs & set(models_of(config, number))]
+    return [number for number in config.nodes.numbers if theirs & set(models_of(config, number))]
 
 
 def model_of(config: Config, number: int) -> str:
     """The model of node `number`'s vLLM servers. Raises ConfigError when it has none."""
-    if not 0 <= number < config.nodes.count:
+    if number not in config.nodes.numbers:
         raise ConfigError(
             f"--node {number}: the configuration has {config.nodes.count} nodes; give a smaller number, or raise "
             "nodes.count"
@@ -69,7 +69,7 @@ def check_vllm(config: Config) -> None:
     names = vllm_models(config)
     if not names:
         return
-    for number in range(config.nodes.count):
+    for number in config.nodes.numbers:
         there = models_of(config, number)
         both = [name for name in there if name in names]
         if both and len(there) > 1:

@@ -75,7 +75,7 @@ class SchedulerMetrics(Collector):
         )
         expected.add_metric((), float(columns.expected[:, : columns.count].sum()))
         yield expected
-        states = Counter(node.shown for node in list(control.fleet.devices.values()))
+        states = Counter(device.shown for device in control.fleet.current)
         nodes = GaugeMetricFamily(
             "upbeat_scheduler_nodes",
             "Devices by state: serving, suspect, draining, dead, starting, absent",
@@ -84,6 +84,15 @@ class SchedulerMetrics(Collector):
         for state in ("serving", "suspect", "draining", "dead", "starting", "absent"):
             nodes.add_metric((state,), states[state])
         yield nodes
+        members = GaugeMetricFamily(
+            "upbeat_scheduler_members",
+            "Nodes that belong to the fleet, whether they are here or down, state: staying, leaving",
+            labels=["state"],
+        )
+        leaving = len(control.membership.leaving)
+        members.add_metric(("staying",), len(control.membership.members) - leaving)
+        members.add_metric(("leaving",), leaving)
+        yield members
         moves = control.model_moves
         yield _counted(
             "upbeat_scheduler_model_moves",

@@ -27,6 +27,8 @@ _NOTABLE = 0.2
 #: Stores that join within this time, plus this time per store, are announced to the others together, in seconds. One
 #: message for each pair of a thousand stores would be a million.
 _INTRODUCE_S, _INTRODUCE_STORE_S = 0.02, 5e-4
+#: A process that was heard this long ago or less keeps its node's name, in seconds.
+_ALIVE_S = 3.0
 #: Ends a stream's writer.
 _END = None
 
@@ -47,8 +49,9 @@ class Reports:
         #: What a device's worker says of fine-tuning jobs; and that it has left, or has come and not said anything yet.
         self.finetunes_reported: Callable[[str, scheduler_pb2.FinetuneReport], object] = lambda device, report: None
         self.trainer_left: Callable[[str], object] = lambda device: None
-        #: every configured node: each must confirm erasures
-        self.deployment: frozenset[str] = frozenset()
+        self._gone: set[str] | None = None  #: nodes that left and that stores are to be told of; None: nothing is
+        #: What a store that is to leave says of it.
+        self.store_leaving: Callable[[str, scheduler_pb2.StoreLeaving], object] = lambda node, said: None
 
     @property
     def stores(self) -> list[str]:
@@ -121,8 +124,9 @@ class Reports:
                     hello = report.hello
                     own = device_name(hello.node, hello.device, hello.devices or 1)
                     models = models_from_wire(hello, fleet.wires(but=own))
-                    name = self._device_name(hello.node, hello.devices, hello.device)
+                    name = self._admit(hello.node, hello.devices, hello.device)
                     stream = Stream(name, hello.instance, hello.connection)
+                    self._refuse_other(stream, attached, fleet.device(name).worker_address, hello.address, now)
                     if not attached.join(stream):
                         return
                     self._workers[name] = commands
@@ -156,16 +160,47 @@ class Reports:
                 self._control.worker_left(stream.name, self._clock.now())
                 log.info("worker left", node=stream.name)
 
-    def _device_name(self, node: str, devices: int, device: int = 0) -> str:
-        """The name of a device by a hello; adds all devices of its node to the fleet. Raises InvalidRequest for an
-        impossible number."""
+    def _admit(self, node: str, devices: int, device: int = 0) -> str:
+        """The name of a device by a hello; its node becomes a member, with all its devices. Raises InvalidRequest for
+        an impossible name or number."""
         devices = devices or 1
         if not device < devices <= MOST_DEVICES:
             raise InvalidRequest(
                 f"{node} says that it has {devices} devices, of which this is number {device}", param="devices"
             )
+        joined = self._control.membership.hello(node)
         self._control.fleet.add(node, devices)
+        if joined:
+            log.info("a node has joined the fleet", node=node)
+            self.members_changed()
         return device_name(node, device, devices)
+
+    def _refuse_other(self, new: Stream, attached: Attached, known: str, address: str, now: float) -> None:
+        """Raise InvalidRequest when a process at another address has this name and was heard a moment ago. One that was
+        moved is let in once its former stream is silent."""
+        current = attached.current(new.name)
+        if current is None or current.instance == new.instance or known == address:
+            return
+        fleet = self._control.fleet
+        heard_s = fleet.devices[new.name].heard_s if attached is self._worker_streams else fleet.nodes[new.name].heard_s
+        if now - heard_s < _ALIVE_S:
+            raise InvalidRequest(
+                f"{new.name} runs already at {known}; give the one at {address} another number (--node)", param="node"
+            )
+
+    def members_changed(self, gone: Iterable[str] = ()) -> None:
+        """Tell every store soon who belongs to the fleet. gone: nodes that have just left it."""
+        self._control.fleet.version += 1
+        if self._gone is None:
+            self._gone = set()
+            asyncio.get_running_loop().call_later(self._introduce_s, self._tell_members)
+        self._gone.update(gone)
+
+    def _tell_members(self) -> None:
+        members, gone, self._gone = self._control.membership.members, self._gone or set(), None
+        told = scheduler_pb2.FleetPeers(members=sorted(members), gone=sorted(gone - members))
+        for name in self._stores:
+            self.command(name, scheduler_pb2.StoreCommand(peers=told))
 
     # ---- stores ------------------------------------------------------------------------------------------------
     async def of_store(
@@ -186,6 +221,7 @@ class Reports:
             "held": self._held,
             "load": self._store_load,
             "metrics": self._store_metrics,
+            "leaving": self._store_leaving,
         }
         try:
             async for report in reports:
@@ -193,9 +229,12 @@ class Reports:
                 if kind == "hello":
                     hello = report.hello
                     stream = Stream(hello.node, hello.instance, hello.connection)
+                    self._admit(hello.node, hello.devices)
+                    now, known = self._clock.now(), control.fleet.nodes[hello.node]
+                    self._refuse_other(stream, attached, known.store_address, hello.address, now)
                     if not attached.join(stream):
                         return
-                    self._device_name(hello.node, hello.devices)
+                    known.heard_s = now
                     self._stores[hello.node] = commands
                     control.store_joined(hello.node, hello.address)
                     log.info("store joined", node=hello.node, address=hello.address)
@@ -221,6 +260,7 @@ class Reports:
 
     def _store_load(self, name: str, load: scheduler_pb2.StoreLoad) -> None:
         node = self._control.fleet.node(name)
+        node.heard_s = self._clock.now()
         node.dram_bytes_total, node.dram_bytes_used, node.ssd_bytes_used = (
             load.dram_bytes_total,
             load.dram_bytes_used,
@@ -230,27 +270,35 @@ class Reports:
     def _store_metrics(self, name: str, metrics: scheduler_pb2.ProcessMetrics) -> None:
         self._control.fleet.node(name).store_metrics = dict(metrics.samples)
 
+    def _store_leaving(self, name: str, said: scheduler_pb2.StoreLeaving) -> None:
+        self.store_leaving(name, said)
+
     async def _erased(self, name: str, e: scheduler_pb2.Erased) -> None:
         word = Word(e.verified, e.known, {left.tier: left.chunks for left in e.left}, e.number, e.taken or e.verified)
         session = session_from_wire(e.session)
         async with self.erasure_heard:
-            for node in self._control.erasures.heard(name, session, word, self.deployment):
+            for node in self._control.erasures.heard(name, session, word, self._control.membership.members):
                 self.command(node, _erase_again(session, e.number))
             self.erasure_heard.notify_all()
+
+    @property
+    def _introduce_s(self) -> float:
+        return _INTRODUCE_S + _INTRODUCE_STORE_S * len(self._stores)
 
     def _introduce(self, joined: str) -> None:
         """Announce all stores to the one that joined, and soon that one to the others."""
         here = {n.name: n.store_address for n in self._control.fleet.nodes.values() if n.store_here}
-        self.command(joined, _peers(here))
+        told = scheduler_pb2.FleetPeers(addresses=here, members=sorted(self._control.membership.members))
+        self.command(joined, scheduler_pb2.StoreCommand(peers=told))
         if not self._unannounced:
-            delay_s = _INTRODUCE_S + _INTRODUCE_STORE_S * len(self._stores)
-            asyncio.get_running_loop().call_later(delay_s, self._announce)
+            asyncio.get_running_loop().call_later(self._introduce_s, self._announce)
         self._unannounced.add(joined)
 
     def _announce(self) -> None:
         nodes, joined = self._control.fleet.nodes, sorted(self._unannounced)
         self._unannounced.clear()
-        told = _peers({name: nodes[name].store_address for name in joined if nodes[name].store_here})
+        here = {name: nodes[name].store_address for name in joined if nodes[name].store_here}
+        told = scheduler_pb2.StoreCommand(peers=scheduler_pb2.FleetPeers(addresses=here))
         for name in self._stores:
             self.command(name, told)
 
@@ -262,10 +310,6 @@ def _erase_again(session: SessionKey, number: int) -> scheduler_pb2.StoreCommand
     return scheduler_pb2.StoreCommand(
         erase_again=scheduler_pb2.EraseAgain(session=session_to_wire(session), number=number)
     )
-
-
-def _peers(addresses: dict[str, str]) -> scheduler_pb2.StoreCommand:
-    return scheduler_pb2.StoreCommand(peers=scheduler_pb2.FleetPeers(addresses=addresses))
 
 
 def _held_from_wire(h: scheduler_pb2.Held) -> HeldReport:

@@ -28,6 +28,7 @@ from scheduler.core.advisories import Hint, in_order
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.core.gathering import Gathering
 from scheduler.finetunes import FinetuneJobs
+from scheduler.members import Members
 from scheduler.plugins import policy_named
 from scheduler.reports import Reports
 from scheduler.scale_metrics import ScaleMetrics
@@ -51,12 +52,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         exist."""
         self.config, self.tasks, self.clock = config, tasks, clock or RealClock()
         self.listen = config.scheduler_listen(number)
-        self._gathering = Gathering(self.clock.now(), config.devices)
+        self._gathering = Gathering(self.clock.now())
         section = config.scheduler
         models = registered(config)
         settings = Settings(
             policy_named(section.policy),
             tuple(models),
+            tuple(config.node(n).name for n in range(config.nodes.count)),
             section.hints_per_s,
             section.hint_burst,
             pinned=frozenset(name for name, model in models.items() if model.pinned),
@@ -66,7 +68,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.control = Control(settings)
         self.reports = Reports(self.control, self.clock)
         self.reports.joined = self.gathering
-        self.reports.deployment = frozenset(config.node(n).name for n in range(config.nodes.count))
+        self.members = Members(self.control, self.reports, config.data / "members" / f"{number}.json")
         self.views = Views(config, self.control, self.reports, self.clock, self.gathering)
         self.scaling = Scaling(config, self.control, self.clock, self.gathering)
         self._metrics = (metrics.SchedulerMetrics(self.control), ScaleMetrics(lambda: self.scaling.last))
@@ -86,6 +88,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Load workflows and fine-tuning jobs, and listen."""
         await self.workflows.load()
         await self.finetunes.load()
+        await self.members.load()
         self._server, health = rpc.server(self.listen, ["upbeat.v1.Scheduler"])
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         await self._server.start()
@@ -106,6 +109,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         await self.tasks.cancel()
         await self.workflows.write()
         await self.finetunes.write()
+        await self.members.write()
         await self.views.close()
         for collector in self._metrics:
             with contextlib.suppress(KeyError):  # start() was never called
@@ -117,6 +121,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         while True:
             await self.clock.sleep(_TICK_S)
             self.reports.carry_out(self.control.tick(self.clock.now()))
+            await self.members.tick()
 
     async def _run_finetunes(self) -> None:
         while True:
@@ -128,7 +133,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def gathering(self) -> bool:
         """Whether the scheduler does not know its fleet yet (`core.gathering`)."""
-        return self._gathering.lasts(self.clock.now(), self.control.fleet)
+        return self._gathering.lasts(self.clock.now(), self.control.fleet, self.views.expected_devices())
 
     # ---- placement and hints -----------------------------------------------------------------------------------
     async def Place(
@@ -220,6 +225,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         except RequestError as e:
             log.error("a store was refused", error=e.message)
             await _refuse(context, e)
+
+    async def LeaveNode(self, request: scheduler_pb2.LeaveNodeRequest, context: Any) -> scheduler_pb2.LeaveNodeReply:
+        """See the proto. An unknown node is refused, and one that cannot leave now."""
+        return await _answered(context, self.members.leave(request))
 
     # ---- views -------------------------------------------------------------------------------------------------
     async def Watch(self, request: scheduler_pb2.WatchRequest, context: Any) -> AsyncIterator[scheduler_pb2.Fleet]:

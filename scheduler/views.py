@@ -71,13 +71,24 @@ class Views:
         async with self._drawing:
             version = (self._control.fleet.version, self._gathering())
             if self._drawn is None or self._drawn[0] != version:
-                fleet = scheduler_pb2.Fleet(expected_nodes=self._config.devices, gathering=version[1])
-                for n, device in enumerate(sorted(self._control.fleet.devices.values(), key=_order), 1):
+                fleet = scheduler_pb2.Fleet(
+                    expected_nodes=self.expected_devices(),
+                    gathering=version[1],
+                    members=sorted(self._control.membership.members),
+                )
+                for n, device in enumerate(sorted(self._control.fleet.current, key=_order), 1):
                     fleet.nodes.append(self._device(device))
                     if not n % _DRAWN_AT_A_TIME:
                         await asyncio.sleep(0)
                 self._drawn = version, fleet
             return self._drawn[1]
+
+    def expected_devices(self) -> int:
+        """Devices of the members that should serve. Of those that were not heard of since the start, the configured
+        ones should."""
+        nodes, each = self._control.fleet.nodes, self._config.nodes.devices
+        here = [len(nodes[name].devices) for name in self._control.membership.members if name in nodes]
+        return sum(here) + each * len(self._control.membership.configured - nodes.keys())
 
     def _device(self, n: Device) -> scheduler_pb2.FleetNode:
         return scheduler_pb2.FleetNode(
@@ -182,7 +193,7 @@ class Views:
         control.explained.forget(key)
         control.callgraphs.erase(key)
         told = self._reports.stores
-        expected = {self._config.node(n).name for n in range(self._config.nodes.count)}
+        expected = set(control.membership.members)
         erasure = control.erasures.begin(key, expected | set(told))
         for node in told:
             self._reports.command(node, scheduler_pb2.StoreCommand(erase=request.session))

@@ -70,6 +70,7 @@ class SidecarProcess:
         self._place: Path | str = server_url(config, number, device) or self.vllm.socket
         self.reporter: Reporter | None = None
         self._wake: WakeSocket | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._metrics: WSGIServer | None = None
 
     async def start(self) -> None:
@@ -153,6 +154,7 @@ class SidecarProcess:
             devices=len(self.places.devices),
             rates={},
             draining=lambda: self.handler.draining,
+            leave=self._leave,
         )
 
     def _changed(self) -> None:
@@ -169,6 +171,15 @@ class SidecarProcess:
             self._metrics = serve_metrics(host, self.own.metrics_port)
         except OSError as e:
             log.warning("no metrics", error=str(e))
+
+    def _leave(self) -> None:
+        if self._leaving is None:
+            log.info("the node is to leave the fleet")
+            self._leaving = self.tasks.start(self._end_and_leave(), "leave")
+
+    async def _end_and_leave(self) -> None:
+        await self.drain()
+        self.tasks.left.set()
 
     async def drain(self) -> None:
         """Tell schedulers and gateways at once, then finish what the server has."""
@@ -227,7 +238,8 @@ async def _main() -> int:
     config, number, device = arguments("sidecar", with_node=True, with_device=True)
     tasks = Tasks()
     try:
-        return await serve(SidecarProcess(config, number, device, tasks), tasks.failed, drain_s=20.0)
+        process = SidecarProcess(config, number, device, tasks)
+        return await serve(process, tasks.failed, drain_s=20.0, left=tasks.left)
     except ConfigError as error:
         log.error("cannot start", error=str(error))
         return 2

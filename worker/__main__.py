@@ -55,6 +55,7 @@ class WorkerProcess:
         self.places, self.own, self.tasks = config.node(number), config.device(number, device), tasks
         self.config, self._number = config, number
         self._loop = asyncio.get_running_loop()
+        self._leaving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the models, serve, attach to the store, report to the scheduler. Raises StartWithFewer."""
@@ -131,6 +132,7 @@ class WorkerProcess:
             trains=self.harvesting or NoTraining(why_not(self.served, device.partition, config)),
             left_out=adopting.left_out,
             restart=self._restart,
+            leave=self._leave,
         )
         if placing is not None:
             placing.on_moves = self._report_soon
@@ -214,6 +216,15 @@ class WorkerProcess:
         log.info("a scheduler asks for a restart")
         self.tasks.start_again.set()
 
+    def _leave(self) -> None:
+        if self._leaving is None:
+            log.info("the node is to leave the fleet")
+            self._leaving = self.tasks.start(self._end_and_leave(), "leave")
+
+    async def _end_and_leave(self) -> None:
+        await self.drain()
+        self.tasks.left.set()
+
     def _engine_died(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self.tasks.fail, error)
 
@@ -243,7 +254,7 @@ async def _main() -> int:
     tasks = Tasks()
     try:
         process = WorkerProcess(config, number, tasks, device)
-        return await serve(process, tasks.failed, drain_s=20.0, start_again=tasks.start_again)
+        return await serve(process, tasks.failed, drain_s=20.0, start_again=tasks.start_again, left=tasks.left)
     except StartWithFewer:
         return START_AGAIN
     except ConfigError as error:

@@ -73,6 +73,11 @@ def joining_plan(node: int, *, store: bool) -> list[Planned]:
     return [*stores, Planned(f"sidecar-{node}", "upbeat-sidecar", node)]
 
 
+def native_plan(node: int, devices: int) -> list[Planned]:
+    """The processes of one more node with our engine."""
+    return [planned for planned in stack_plan(node + 1, devices=devices) if planned.node == node]
+
+
 def compute_threads(configured: int, cores: int, workers: int) -> int:
     """Threads of one worker's linear algebra: as configured, or for 0 an even share of the cores, at least one."""
     return configured or max(1, cores // workers)

@@ -131,14 +131,16 @@ class WatchRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Fleet(_message.Message):
-    __slots__ = ("nodes", "expected_nodes", "gathering")
+    __slots__ = ("nodes", "expected_nodes", "gathering", "members")
     NODES_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_NODES_FIELD_NUMBER: _ClassVar[int]
     GATHERING_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[FleetNode]
     expected_nodes: int
     gathering: bool
-    def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., expected_nodes: _Optional[int] = ..., gathering: _Optional[bool] = ...) -> None: ...
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., expected_nodes: _Optional[int] = ..., gathering: _Optional[bool] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FleetNode(_message.Message):
     __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions", "state", "stalled", "loads", "device_bytes", "device_bytes_free", "hbm_pages_cached", "memory")
@@ -548,20 +550,20 @@ class MemoryShare(_message.Message):
     def __init__(self, use: _Optional[str] = ..., name: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("drain", "report_every_s", "wake", "spare", "finetune", "restart")
-    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("leave", "report_every_s", "wake", "spare", "finetune", "restart")
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
     REPORT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
     FINETUNE_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
-    drain: bool
+    leave: bool
     report_every_s: float
     wake: WakeModel
     spare: SpareModel
     finetune: FinetuneCommand
     restart: RestartWorker
-    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ..., spare: _Optional[_Union[SpareModel, _Mapping]] = ..., finetune: _Optional[_Union[FinetuneCommand, _Mapping]] = ..., restart: _Optional[_Union[RestartWorker, _Mapping]] = ...) -> None: ...
+    def __init__(self, leave: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., wake: _Optional[_Union[WakeModel, _Mapping]] = ..., spare: _Optional[_Union[SpareModel, _Mapping]] = ..., finetune: _Optional[_Union[FinetuneCommand, _Mapping]] = ..., restart: _Optional[_Union[RestartWorker, _Mapping]] = ...) -> None: ...
 
 class RestartWorker(_message.Message):
     __slots__ = ("instance",)
@@ -616,18 +618,30 @@ class SpareModel(_message.Message):
     def __init__(self, model: _Optional[str] = ..., expires_s: _Optional[float] = ...) -> None: ...
 
 class StoreReport(_message.Message):
-    __slots__ = ("hello", "held", "load", "metrics", "erased")
+    __slots__ = ("hello", "held", "load", "metrics", "erased", "leaving")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     ERASED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     hello: StoreHello
     held: HeldSessions
     load: StoreLoad
     metrics: ProcessMetrics
     erased: Erased
-    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ..., erased: _Optional[_Union[Erased, _Mapping]] = ...) -> None: ...
+    leaving: StoreLeaving
+    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ..., erased: _Optional[_Union[Erased, _Mapping]] = ..., leaving: _Optional[_Union[StoreLeaving, _Mapping]] = ...) -> None: ...
+
+class StoreLeaving(_message.Message):
+    __slots__ = ("over", "waits_for", "pending_bytes")
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    over: bool
+    waits_for: str
+    pending_bytes: int
+    def __init__(self, over: _Optional[bool] = ..., waits_for: _Optional[str] = ..., pending_bytes: _Optional[int] = ...) -> None: ...
 
 class StoreHello(_message.Message):
     __slots__ = ("node", "address", "instance", "connection", "devices")
@@ -708,18 +722,20 @@ class TierLeft(_message.Message):
     def __init__(self, tier: _Optional[str] = ..., chunks: _Optional[int] = ...) -> None: ...
 
 class StoreCommand(_message.Message):
-    __slots__ = ("prefetch", "invalidate", "erase", "peers", "erase_again")
+    __slots__ = ("prefetch", "invalidate", "erase", "peers", "erase_again", "leave")
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     INVALIDATE_FIELD_NUMBER: _ClassVar[int]
     ERASE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ERASE_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
     prefetch: PrefetchCommand
     invalidate: _common_pb2.Session
     erase: _common_pb2.Session
     peers: FleetPeers
     erase_again: EraseAgain
-    def __init__(self, prefetch: _Optional[_Union[PrefetchCommand, _Mapping]] = ..., invalidate: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., erase: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., peers: _Optional[_Union[FleetPeers, _Mapping]] = ..., erase_again: _Optional[_Union[EraseAgain, _Mapping]] = ...) -> None: ...
+    leave: bool
+    def __init__(self, prefetch: _Optional[_Union[PrefetchCommand, _Mapping]] = ..., invalidate: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., erase: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., peers: _Optional[_Union[FleetPeers, _Mapping]] = ..., erase_again: _Optional[_Union[EraseAgain, _Mapping]] = ..., leave: _Optional[bool] = ...) -> None: ...
 
 class EraseAgain(_message.Message):
     __slots__ = ("session", "number")
@@ -740,7 +756,7 @@ class PrefetchCommand(_message.Message):
     def __init__(self, advisory: _Optional[_Union[_common_pb2.Advisory, _Mapping]] = ..., source_nodes: _Optional[_Iterable[str]] = ..., device: _Optional[int] = ...) -> None: ...
 
 class FleetPeers(_message.Message):
-    __slots__ = ("addresses",)
+    __slots__ = ("addresses", "members", "gone")
     class AddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -749,8 +765,12 @@ class FleetPeers(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.ScalarMap[str, str]
-    def __init__(self, addresses: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    members: _containers.RepeatedScalarFieldContainer[str]
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Mapping[str, str]] = ..., members: _Optional[_Iterable[str]] = ..., gone: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListSessionsRequest(_message.Message):
     __slots__ = ("tenant", "limit", "after", "by_id")
@@ -1262,3 +1282,23 @@ class FinetuneCheckpoint(_message.Message):
     loss: float
     validation_loss: float
     def __init__(self, step: _Optional[int] = ..., at_s: _Optional[float] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ...) -> None: ...
+
+class LeaveNodeRequest(_message.Message):
+    __slots__ = ("node", "lost")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    lost: bool
+    def __init__(self, node: _Optional[str] = ..., lost: _Optional[bool] = ...) -> None: ...
+
+class LeaveNodeReply(_message.Message):
+    __slots__ = ("state", "requests", "waits_for", "pending_bytes")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    requests: int
+    waits_for: str
+    pending_bytes: int
+    def __init__(self, state: _Optional[str] = ..., requests: _Optional[int] = ..., waits_for: _Optional[str] = ..., pending_bytes: _Optional[int] = ...) -> None: ...

@@ -154,6 +154,11 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.RemoveModelRequest.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.RemoveModelReply.FromString,
                 _registered_method=True)
+        self.LeaveNode = channel.unary_unary(
+                '/upbeat.v1.Scheduler/LeaveNode',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.LeaveNodeRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.LeaveNodeReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -316,6 +321,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LeaveNode(self, request, context):
+        """A node is to leave the fleet for good. Asked again, it says how far that is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -438,6 +450,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.RemoveModel,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.RemoveModelRequest.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.RemoveModelReply.SerializeToString,
+            ),
+            'LeaveNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaveNode,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.LeaveNodeRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.LeaveNodeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1088,6 +1105,33 @@ class Scheduler:
             '/upbeat.v1.Scheduler/RemoveModel',
             contracts_dot_v1_dot_scheduler__pb2.RemoveModelRequest.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.RemoveModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaveNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/LeaveNode',
+            contracts_dot_v1_dot_scheduler__pb2.LeaveNodeRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.LeaveNodeReply.FromString,
             options,
             channel_credentials,
             insecure,

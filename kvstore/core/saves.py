@@ -317,6 +317,11 @@ class Saves:
         )
 
     @property
+    def owed_to_blob(self) -> int:
+        """Chunks to be written to the blob tier when it is idle."""
+        return len(self._owed_blob)
+
+    @property
     def waiting_bytes(self) -> int:
         """Bytes that wait for a slower tier."""
         return self.ssd_waiting_bytes + self.blob_waiting_bytes

@@ -25,11 +25,13 @@ from kvstore.tiers.cluster_keys import MAC_BYTES, ClusterKeys
 _MAGIC = b"UPBEATMF\x02"
 _TOMBSTONE_MAGIC = b"UPBEATTS\x03"
 _CONFIRMED_MAGIC = b"UPBEATCF\x02"
+_GONE_MAGIC = b"UPBEATGN\x01"
 _MAX_NAME = 180
 _UNSAFE = re.compile(r"[^A-Za-z0-9_:.-]|^\.")
 PREFIX = "manifests"
 ERASED_PREFIX = "tombstones"
 CONFIRMED_PREFIX = "confirmed"
+GONE_PREFIX = "gone"
 
 
 def _escape(name: str) -> str:
@@ -62,6 +64,11 @@ def object_name(node: str) -> str:
 def confirmed_path(node: str) -> str:
     """The name of the node's list of confirmed tombstones."""
     return f"{CONFIRMED_PREFIX}/{object_name(node)}"
+
+
+def gone_path(node: str) -> str:
+    """The name of the object that says that the node has left for good."""
+    return f"{GONE_PREFIX}/{object_name(node)}"
 
 
 def encode_manifest(keys: ClusterKeys, manifest: Manifest) -> bytes:
@@ -144,6 +151,19 @@ def decode_confirmed(keys: ClusterKeys, path: str, data: bytes) -> frozenset[str
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PieceLost("no list of names")
     return frozenset(names)
+
+
+def encode_gone(keys: ClusterKeys, node: str) -> bytes:
+    """The bytes of the object at `gone_path`."""
+    return _signed(keys, gone_path(node), _GONE_MAGIC, msgpack.packb(node))
+
+
+def decode_gone(keys: ClusterKeys, path: str, data: bytes) -> str:
+    """The node that has left, by the object of this name. Raises PieceLost when invalid."""
+    node = _opened(keys, path, _GONE_MAGIC, data)
+    if not isinstance(node, str) or gone_path(node) != path:
+        raise PieceLost("no name of a node")
+    return node
 
 
 def decode_manifest(keys: ClusterKeys, path: str, data: bytes) -> Manifest:

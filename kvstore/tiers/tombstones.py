@@ -2,12 +2,15 @@
 
 A tombstone is an object that is never changed. Each node has one object that lists the tombstones it has confirmed. A
 tombstone is deleted when every node has confirmed it: no node holds anything of the ended lives any more.
+
+A node that left the fleet for good has an object that says so. Nobody waits for it; if it comes back, it must forget
+what it holds before it removes that object.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -18,11 +21,15 @@ from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.manifests import (
     CONFIRMED_PREFIX,
     ERASED_PREFIX,
+    GONE_PREFIX,
     confirmed_path,
     decode_confirmed,
+    decode_gone,
     decode_tombstone,
     encode_confirmed,
+    encode_gone,
     encode_tombstone,
+    gone_path,
     object_name,
     tombstone_folder,
     tombstone_path,
@@ -43,10 +50,16 @@ class Listing(NamedTuple):
     complete: bool
 
 
-def confirmed_by_all(paths: Iterable[str], confirmed: Mapping[str, frozenset[str]], nodes: Iterable[str]) -> list[str]:
+def confirmed_by_all(
+    paths: Iterable[str],
+    confirmed: Mapping[str, frozenset[str]],
+    nodes: Iterable[str],
+    gone: Collection[str] = (),
+) -> list[str]:
     """Those of `paths` that every node has confirmed: the deployment's `nodes`, and every node that ever confirmed
-    anything, because it may come back with its data. confirmed: from `list_confirmed`."""
-    expected = {object_name(node) for node in nodes} | confirmed.keys()
+    anything and is not `gone`, because it may come back with its data. confirmed, gone: from `list_confirmed` and
+    `list_gone`."""
+    expected = {object_name(node) for node in nodes} | (confirmed.keys() - set(gone))
     said = [confirmed.get(node, frozenset()) for node in expected]
     return [path for path in paths if all(path.rpartition("/")[2] in names for names in said)]
 
@@ -59,6 +72,7 @@ class TombstoneTier:
         self._keys = keys
         self._read = Remembered(objects, partial(decode_tombstone, keys), _REMEMBERED)
         self._confirmed = Remembered(objects, partial(decode_confirmed, keys), _REMEMBERED)
+        self._gone = Remembered(objects, partial(decode_gone, keys), _REMEMBERED)
 
     async def put(self, tombstone: Tombstone) -> bool:
         """Store the tombstone, beside others of the session."""
@@ -109,6 +123,35 @@ class TombstoneTier:
         """Store which tombstones the node has confirmed, replacing its earlier list."""
         names = (path.rpartition("/")[2] for path in paths)
         return await self._objects.put("tombstone", confirmed_path(node), encode_confirmed(self._keys, node, names))
+
+    async def put_gone(self, node: str) -> bool:
+        """Note that the node has left for good."""
+        return await self._objects.put("tombstone", gone_path(node), encode_gone(self._keys, node))
+
+    async def is_gone(self, node: str) -> bool | None:
+        """Whether the node has left for good; None when the store does not answer."""
+        gone = await self.list_gone()
+        return None if gone is None else object_name(node) in gone
+
+    async def back(self, node: str) -> bool:
+        """The node is back, and has forgotten what it held. Whether that is noted."""
+        await self._objects.delete(gone_path(node))
+        return await self.is_gone(node) is False
+
+    async def list_gone(self) -> frozenset[str] | None:
+        """The object names of nodes that have left for good. None when the store does not answer."""
+        found: set[str] = set()
+        self._gone.begin()
+        try:
+            async for page in self._objects.listed(GONE_PREFIX + "/"):
+                read = dict(zip((item.path for item in page), await self._gone.read(page), strict=True))
+                found.update(path.rpartition("/")[2] for path, node in read.items() if isinstance(node, str))
+                if any(isinstance(node, BaseException) and not isinstance(node, _GONE) for node in read.values()):
+                    return None
+        except Exception:
+            return None
+        self._gone.complete()
+        return frozenset(found)
 
     async def list_confirmed(self) -> dict[str, frozenset[str]] | None:
         """By node's object name, the last parts of the paths of the tombstones it has confirmed. None when the store

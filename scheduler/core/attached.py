@@ -32,6 +32,10 @@ class Attached:
         self._streams[stream.name] = stream
         return True
 
+    def current(self, name: str) -> Stream | None:
+        """The current stream of this name."""
+        return self._streams.get(name)
+
     def counts(self, stream: Stream | None) -> bool:
         """Whether this is the current stream of its name."""
         return stream is not None and self._streams.get(stream.name) is stream

@@ -22,6 +22,7 @@ from scheduler.core.commands import Withdraw as Withdraw
 from scheduler.core.directory import Report
 from scheduler.core.erasures import Erasures
 from scheduler.core.hints import Hints
+from scheduler.core.membership import Membership
 from scheduler.core.placement import Choice
 from scheduler.core.placer import Placer
 from scheduler.core.placer import seed_of as seed_of
@@ -73,12 +74,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The scheduler's configuration. models: the registered ones. hints_per_s, hint_burst: the prefetch budget of each
-    tenant and each of its addresses. pinned, min_nodes: see `core.model_moves`. moves_models: whether this scheduler
-    moves models between devices; one of a fleet does."""
+    """The scheduler's configuration. models: the registered ones. nodes: the configured ones. hints_per_s, hint_burst:
+    the prefetch budget of each tenant and each of its addresses. pinned, min_nodes: see `core.model_moves`.
+    moves_models: whether this scheduler moves models between devices; one of a fleet does."""
 
     policy: Policy = balanced
     models: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
     hints_per_s: float = 200.0
     hint_burst: float = 1000.0
     pinned: frozenset[str] = frozenset()
@@ -96,6 +98,7 @@ class Control:
         self.advisories, self.explained = self._placer.advisories, self._placer.explained
         self.trust = Trust(self.settings.hints_per_s, self.settings.hint_burst)
         self.erasures, self.callgraphs = Erasures(), Callgraphs()
+        self.membership = Membership(self.settings.nodes)
         self._hints = Hints(self._placer, self.trust)
         self.model_moves = self._placer.model_moves
 
@@ -230,9 +233,16 @@ class Control:
         self.fleet.store_left(name)
         self.directory.forget_node(name)
 
+    def node_gone(self, name: str) -> None:
+        """The node has left the fleet for good: it is no source, and owes no erasure."""
+        self.directory.forget_node(name)
+        self.erasures.forget_node(name)
+        self.fleet.forget(name)
+
     def validate(self) -> None:
         """Raise AssertionError when the tables disagree."""
         for part in (
+            self.membership,
             self.fleet,
             self.directory,
             self.advisories,

@@ -134,6 +134,10 @@ class Node:
     rates: Rates = Rates()
     #: Number of the last message about sessions in the store's stream; 0: none.
     held_number: int = 0
+    #: It has left the fleet for good, and said no hello since.
+    gone: bool = False
+    #: When its store last said hello or reported its load, in seconds.
+    heard_s: float = float("-inf")
     dram_bytes_total: int = 0
     dram_bytes_used: int = 0
     ssd_bytes_used: int = 0

@@ -90,6 +90,13 @@ class Erasures:
         """Sessions that a returning node must erase, with the erasures' numbers (0: not known)."""
         return [(session, erasure.number) for session, erasure in self._open.items() if node in erasure.owing]
 
+    def forget_node(self, node: str) -> None:
+        """The node has left for good: it owes nothing."""
+        for session, erasure in list(self._open.items()):
+            erasure.owing.discard(node)
+            if not erasure.owing:
+                del self._open[session]
+
     def give_up(self, session: SessionKey) -> None:
         """Forget an erasure that no node has taken; the caller must ask again."""
         self._open.pop(session, None)

@@ -60,6 +60,11 @@ class Fleet:
         #: Seconds of work by model of requests that workers reported for the first time; empty: of an unknown model.
         self.arrived: Recent[str] = Recent(ARRIVED_S, ARRIVED_S / 12)
 
+    @property
+    def current(self) -> list[Device]:
+        """The devices of nodes that have not left."""
+        return [device for device in list(self.devices.values()) if not device.node.gone]
+
     def node(self, name: str) -> Node:
         """The node of this name; a new one is created with one device."""
         if name not in self.nodes:
@@ -79,6 +84,7 @@ class Fleet:
         """Create a node and all its devices, including those that have not joined yet."""
         for number in range(devices):
             self.device(device_name(node, number, devices))
+        self.nodes[node].gone = False
 
     # ---- joining and leaving -----------------------------------------------------------------------------------
     def worker_joined(
@@ -133,6 +139,17 @@ class Fleet:
         node = self.node(name)
         node.store_here = False
         for device in node.devices:
+            self._changed(device)
+
+    def forget(self, name: str) -> None:
+        """The node has left for good: watchers see it no more. Its devices stay known, without work, until it says
+        hello again."""
+        node = self.nodes.get(name)
+        if node is None:
+            return
+        node.gone = True
+        for device in node.devices:
+            device.was_whole, device.known_s = False, None
             self._changed(device)
 
     def drain(self, name: str) -> None:

@@ -15,10 +15,10 @@ GATHER_S = 2.0
 class Gathering:
     """Lasts from the process's start until `expected` devices serve or `GATHER_S` has passed. It never resumes."""
 
-    def __init__(self, began_s: float, expected: int) -> None:
-        self._began_s, self._expected, self._over = began_s, expected, False
+    def __init__(self, began_s: float) -> None:
+        self._began_s, self._over = began_s, False
 
-    def lasts(self, now: float, fleet: Fleet) -> bool:
-        """Whether the scheduler is still gathering. Mutates: the end is remembered."""
-        self._over = self._over or now - self._began_s > GATHER_S or fleet.serving >= self._expected
+    def lasts(self, now: float, fleet: Fleet, expected: int) -> bool:
+        """Whether the scheduler is still gathering `expected` devices. Mutates: the end is remembered."""
+        self._over = self._over or now - self._began_s > GATHER_S or fleet.serving >= expected
         return not self._over

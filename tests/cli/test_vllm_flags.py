@@ -288,7 +288,7 @@ def test_a_server_says_which_model_joins(url: str, monkeypatch: pytest.MonkeyPat
     assert served_by(url, "sesame") == ("theirs", "/models/theirs")
     monkeypatch.setenv("THEIR_KEY", "sesame")
     monkeypatch.setenv("UPBEAT__TLS__DIRECTORY", "/certs")
-    config = settings(load_config(None), f"{url}/", "a:1, b:2", None, "THEIR_KEY")
+    config = settings(layout(Flags(schedulers=["a:1", "b:2"])), f"{url}/", None, "THEIR_KEY")
     assert config.scheduler_addresses == ("a:1", "b:2") and config.served_model == "theirs"
     assert (config.vllm.server, config.vllm.api_key_env) == (url, "THEIR_KEY")
     assert config.models["theirs"].engine == "vllm" and str(config.models["theirs"].path) == "/models/theirs"
@@ -297,7 +297,7 @@ def test_a_server_says_which_model_joins(url: str, monkeypatch: pytest.MonkeyPat
 def test_a_model_that_is_named_need_not_be_asked_for_and_keeps_what_the_file_says(tmp_path: Path) -> None:
     file = tmp_path / "given.yaml"
     file.write_text("models: {m: {path: /m, nodes: [0], ttft_s: 0.5}, n: {path: /n, nodes: [1]}}\n")
-    config = settings(load_config(file), "http://127.0.0.1:1", None, "m", "")
+    config = settings(load_config(file), "http://127.0.0.1:1", "m", "")
     (model,) = config.models.values()
     assert (model.engine, model.ttft_s, model.nodes, str(model.path)) == ("vllm", 0.5, None, "/m")
 
@@ -329,7 +329,10 @@ def test_a_server_that_cannot_join_says_why(
         (["--vllm", "http://127.0.0.1:1", "--api-key-env", "NOT_SET_AT_ALL"], ["--api-key-env NOT_SET_AT_ALL"]),
         (["--vllm", "http://127.0.0.1:1", "--model", "m"], ["has no file `secret`"]),
         (["--vllm", "http://127.0.0.1:1", "--node", "-1"], ["--node -1"]),
-        ([], ["--vllm"]),
+        (["--vllm", "http://127.0.0.1:1", "--host", "x"], ["--host x", "leave out --vllm"]),
+        (["--no-store"], ["--vllm"]),
+        (["--node", "1000"], ["--node 1000"]),
+        ([], ["has no file `secret`"]),
     ],
 )
 def test_what_join_refuses(

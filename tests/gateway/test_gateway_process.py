@@ -189,3 +189,50 @@ async def test_a_gateway_with_another_secret_than_its_schedulers_does_not_start_
     assert process.returncode == WRONG_USAGE, said
     (line,) = [line for line in said.decode().splitlines() if '"error"' in line]
     assert all(word in line for word in (own, fleets, "Scheduler on 127.0.0.1", "copy the file DATA/secret"))
+
+
+async def test_a_process_that_stops_refuses_nothing_while_another_has_the_port(s: Stack, tmp_path: Path) -> None:
+    await s.gateway.stop()
+    config = changed(s.config, {"gateway": {"processes": 2}})
+    processes = [await started(config, tmp_path, number) for number in range(2)]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    stopped = asyncio.Event()
+
+    async def both() -> bool:
+        try:
+            async with aiohttp.ClientSession() as http, http.get(f"{s.url}/ready") as r:  # either may get it
+                await r.read()
+            async with aiohttp.ClientSession() as http, http.get(f"{s.url}/metrics") as r:
+                pattern = r'requests_total\{process="(\d)",route="/ready",status="200"\}'
+                return set(re.findall(pattern, await r.text())) == {"0", "1"}
+        except OSError:
+            return False
+
+    async def talk(*, keep_alive: bool) -> int:
+        """Turns, on one connection as long as it lasts or each on a new one, until both processes were replaced."""
+        turns = 0
+        while not stopped.is_set():
+            async with aiohttp.ClientSession() as http:
+                while not stopped.is_set():
+                    async with http.post(f"{s.url}/v1/chat/completions", json=body) as r:
+                        assert r.status == 200, await r.text()
+                        await r.read()
+                    turns += 1
+                    if not keep_alive:
+                        break
+        return turns
+
+    try:
+        await until(both, 30)
+        talking = [asyncio.create_task(talk(keep_alive=number % 2 == 0)) for number in range(4)]
+        for number in range(2):
+            processes[number].terminate()
+            assert await asyncio.wait_for(processes[number].wait(), 30) == 0
+            processes[number] = await started(config, tmp_path, number)
+            await until(both, 30)
+        stopped.set()
+        turns = await asyncio.gather(*talking)
+        assert all(turns), turns
+    finally:
+        for process in processes:
+            await ended(process)

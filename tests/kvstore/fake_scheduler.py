@@ -24,6 +24,7 @@ class FakeScheduler(SchedulerServicer):
         self.held: dict[str, dict[str, pb.Held]] = {}
         self.loads: dict[str, pb.StoreLoad] = {}
         self.erased: dict[str, list[pb.Erased]] = {}
+        self.leaving: dict[str, list[pb.StoreLeaving]] = {}
         self.full_reports = 0
 
     async def __aenter__(self) -> FakeScheduler:
@@ -62,6 +63,8 @@ class FakeScheduler(SchedulerServicer):
                     self.held[node][held.session.session_id] = held
             elif kind == "erased":
                 self.erased.setdefault(node, []).append(report.erased)
+            elif kind == "leaving":
+                self.leaving.setdefault(node, []).append(report.leaving)
             elif kind == "load":
                 self.loads[node] = report.load
             async with self._changed:

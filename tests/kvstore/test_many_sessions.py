@@ -23,6 +23,7 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.named import Named
 from kvstore.core.store import Store
+from kvstore.members import Members
 from kvstore.tiers.blob import BlobTier, chunk_path
 from kvstore.tiers.catalogue import Catalogue
 from kvstore.tiers.manifests import decode_manifest, encode_manifest, manifest_path
@@ -48,7 +49,8 @@ class Sweeper:
         self.clock = RealClock()
         self.catalogue = Catalogue(folder / "sessions.sqlite", "", partial(decode_manifest, KEYS), self.clock)
         self.write_back = SimpleNamespace(pending=0)
-        self.name, self.confirms, self.deployment = "node-0", False, ["node-0"]
+        self.name, self.confirms = "node-0", False
+        self.members = Members(self.name, [self.name], folder)
         self.store = Store("node-0", 1 << 20, write_back_limit_bytes=1 << 20, most_sessions=most_sessions)
         self.blob = BlobTier(store, SimpleNamespace(), KEYS, None, self.catalogue)  # type: ignore[arg-type]
         self.older = OlderFormats(Objects(MemoryStore()))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,9 @@ class FakeNode:
         load = scheduler_pb2.WorkerLoad(finished=[request], number=1)
         self.worker.put_nowait(scheduler_pb2.WorkerReport(load=load))
 
+    def end_worker(self) -> None:
+        self._worker_call.cancel()
+
     def die(self) -> None:
         self._worker_call.cancel()
         self._store_call.cancel()
@@ -104,15 +108,20 @@ def key(session: str) -> common_pb2.Session:
 class World:
     """A scheduler, two nodes, and a gateway's stub."""
 
-    async def start(self, data: Path | None = None) -> None:
+    async def start(self, data: Path | None = None, serving: int = 2) -> None:
+        self._scratch = tempfile.TemporaryDirectory()
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         base = port + 1 if port < 60000 else 20000
         config = load_config(
             None,
-            {"model_name": "m", "scheduler": {"port": port}, "nodes": {"base_port": base}}
-            | ({"data": data} if data else {}),
+            {
+                "model_name": "m",
+                "scheduler": {"port": port},
+                "nodes": {"base_port": base},
+                "data": data or Path(self._scratch.name),
+            },
         )
         self.service = SchedulerService(config, Tasks())
         await self.service.start()
@@ -120,7 +129,7 @@ class World:
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.placing = Placing(self.stub)
         self.nodes = [FakeNode(self.stub, f"node-{i}") for i in range(2)]
-        await self.until(lambda: sum(n.serving for n in self.service.control.fleet.devices.values()) == 2)
+        await self.until(lambda: sum(n.serving for n in self.service.control.fleet.devices.values()) == serving)
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(10):

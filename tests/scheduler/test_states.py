@@ -162,11 +162,11 @@ def test_hints_do_not_follow_a_flapping_node_back_and_forth() -> None:
 
 def test_a_scheduler_gathers_until_its_nodes_are_there_or_the_time_is_up() -> None:
     both, one, none = Harness(2).fleet, Harness(1).fleet, Harness(0).fleet
-    gathering = Gathering(10.0, expected=2)
-    assert gathering.lasts(10.5, one)
-    assert not gathering.lasts(11.0, both) and not gathering.lasts(11.1, none), "it is over once"
-    late = Gathering(10.0, expected=2)
-    assert late.lasts(10.0 + GATHER_S, none) and not late.lasts(10.1 + GATHER_S, none)
+    gathering = Gathering(10.0)
+    assert gathering.lasts(10.5, one, 2)
+    assert not gathering.lasts(11.0, both, 2) and not gathering.lasts(11.1, none, 2), "it is over once"
+    late = Gathering(10.0)
+    assert late.lasts(10.0 + GATHER_S, none, 2) and not late.lasts(10.1 + GATHER_S, none, 2)
 
 
 def test_workers_are_asked_to_report_less_often_in_a_large_fleet() -> None:
