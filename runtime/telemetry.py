@@ -35,7 +35,7 @@ _IDS = frozenset({"session", "user"})
 #: Of a hash that stands for an id.
 _HASH_BYTES = 8
 #: Of a process that knows no key of its fleet; its hashes fit its own lines only.
-_ANY_KEY = os.urandom(32)
+ANY_KEY = os.urandom(32)
 
 
 def hashed_id(key: bytes, text: str) -> str:
@@ -52,7 +52,7 @@ def configure_logs(service: str, level: str = "info", key: Callable[[], bytes] =
     def hash_ids(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if method != "debug":
             for name in _IDS & event.keys():
-                hashed = hashed_id(key() or _ANY_KEY, str(event[name]))
+                hashed = hashed_id(key() or ANY_KEY, str(event[name]))
                 event[name] = hashed if name == "session" else hashed.rpartition("/")[2]  # only sessions name a tenant
         return event
 
