@@ -73,9 +73,9 @@ def checked_state(state: str) -> str:
     return ",".join(members)
 
 
-def from_wire(text: str) -> TraceContext | None:
+def from_wire(text: object) -> TraceContext | None:
     """The context that another service has told; None if it is empty or not valid."""
-    if not text:
+    if not text or not isinstance(text, str):
         return None
     parent, _, state = text.partition(" ")
     return from_headers([parent], [state] if state else [])

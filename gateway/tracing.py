@@ -21,8 +21,14 @@ from runtime import tracing
 from runtime.spans import Kind, Span, Value
 from runtime.tracing import Tracer
 
-#: OpenTelemetry's names of operations, by route; others are chats.
-_OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+#: Operations by route, in OpenTelemetry's words where it has one; others are chats.
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+    "/v1/messages/count_tokens": "count_tokens",
+}
 _MOST_EVENTS = 32
 
 

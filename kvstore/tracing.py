@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from contracts import trace_context
+from contracts.convert import session_from_wire
 from contracts.ids import SessionKey
 from contracts.trace_context import TraceContext
 from contracts.v1 import kvstore_pb2 as pb
@@ -68,15 +69,19 @@ class StoreTraces:
         self._loads: dict[LoadId, _Load] = {}
         self._saves: dict[SaveId, _Save] = {}
         self._hints: dict[SessionKey, tuple[TraceContext, float]] = {}
+        #: Loads of traced hints, which their session's turn ends.
+        self._hinted: dict[SessionKey, LoadId] = {}
         self._writing: dict[tuple[str, bytes], _Writing] = {}
 
     # ---- loads -------------------------------------------------------------------------------------------------
     def load(self, ident: LoadId, asked: pb.LoadRequest) -> None:
-        """A worker asks for chunks."""
+        """A worker asks for chunks. For a turn, that ends the load of its session's hint."""
         hint = asked.load_class == pb.PREFETCH
         context = trace_context.from_wire(asked.trace) if self._tracer is not None else None
         name = "store.prefetch" if hint else "store.load"
         self._loads[ident] = _Load(asked.request_id[:256], context, self._clock.now(), len(asked.chunks), name)
+        if self._hinted and not hint:
+            self._overtaken(session_from_wire(asked.session), "turn")
 
     def told(self, instruction: Found | End | Grant | Pieces) -> None:
         """A worker is told something about its load or save."""
@@ -93,6 +98,8 @@ class StoreTraces:
         if isinstance(instruction, Found) and instruction.session is not None:
             hint = self._hints.pop(instruction.session, None)
             if hint is not None:
+                self._overtaken(instruction.session, "another hint")
+                self._hinted[instruction.session] = instruction.load
                 self._loads[instruction.load] = _Load("", hint[0], hint[1], instruction.chunks, "store.prefetch")
         self.told(instruction)
 
@@ -100,15 +107,24 @@ class StoreTraces:
         """A hint came for this session."""
         context = trace_context.from_wire(trace) if self._tracer is not None else None
         self._hints.pop(session, None)
-        if context is not None and len(self._hints) < _MOST_HINTS:
-            self._hints[session] = context, self._clock.now()
-        elif context is not None:
-            del self._hints[next(iter(self._hints))]
+        if context is None:
+            return
+        for known in (self._hints, self._hinted):
+            while len(known) >= _MOST_HINTS:
+                oldest = next(iter(known))
+                self._overtaken(oldest, "forgotten")
+                self._hints.pop(oldest, None)
+        self._hints[session] = context, self._clock.now()
 
-    def cancelled(self, ident: LoadId) -> None:
+    def cancelled(self, ident: LoadId, why: str = "cancelled") -> None:
         """A worker wants nothing more of its load."""
         if (load := self._loads.pop(ident, None)) is not None:
-            self._record(load, "cancelled", 0)
+            self._record(load, why, 0)
+
+    def _overtaken(self, session: SessionKey, by: str) -> None:
+        """The load of the session's hint goes on no more, if there is one."""
+        if (ident := self._hinted.pop(session, None)) is not None:
+            self.cancelled(ident, by)
 
     def gone(self, owner: str) -> None:
         """A worker is gone."""

@@ -26,7 +26,7 @@ log = telemetry.logger("runtime.tracing")
 #: Of traces begun, those that may come at once beyond `traces_per_s`.
 _BURST_S = 2.0
 #: Longest wait for the last spans when a process ends, in seconds.
-_LAST_S = 2.0
+_LAST_S = 1.0
 #: The share of requests that is traced where nothing says otherwise.
 _RATIO = 0.05
 

@@ -17,7 +17,7 @@ def test_a_context_is_read_and_told_on_as_it_came() -> None:
     assert from_wire(context.to_wire()) == context
     unsampled = from_headers([UNSAMPLED], [])
     assert unsampled is not None and not unsampled.sampled and unsampled.headers == [("traceparent", UNSAMPLED)]
-    assert from_wire("") is None
+    assert from_wire("") is None and from_wire(7) is None and from_wire(["x"]) is None
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,25 @@ def test_a_save_that_is_never_written_gets_its_span_in_the_end() -> None:
             ("blob", 1),
         ]
         assert len(traces._writing) == 2
+
+
+def test_a_turn_that_comes_before_its_hints_load_has_ended_ends_its_span() -> None:
+    from contracts.v1 import common_pb2
+    from contracts.v1 import kvstore_pb2 as pb
+    from kvstore import tracing as ours
+    from kvstore.core.hints import ADVISORY
+    from kvstore.core.instructions import End, Found
+
+    with recording() as spans:
+        traces = ours.StoreTraces(VirtualClock())
+        assert traces.owners() == {ADVISORY: traces}
+        asked = pb.LoadRequest(load_id=7, session=common_pb2.Session(tenant="default", session_id="s"))
+        for number, ends in (("1", False), ("2", True)):
+            traces.advised(SESSION, HINT)
+            traces.answer(Found((ADVISORY, number), 4, False, (0, 1, 2, 3), session=SESSION))
+            if ends:
+                traces.answer(End((ADVISORY, number), 3))
+            traces.load(("w", number), asked)
+        found = [(s.attributes["upbeat.kv.end"], s.attributes["upbeat.kv.usable_chunks"]) for s in spans.spans]
+        assert found == [("turn", 0), ("ended", 3)] and {s.name for s in spans.spans} == {"store.prefetch"}
+        assert not traces._hinted and not traces._hints

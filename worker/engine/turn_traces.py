@@ -90,8 +90,7 @@ class TurnTraces:
             return
         one.tokens += len(output.tokens)
         if not one.first_s:
-            one.first_s = now
-            self._phases(one, output)
+            one.first_s = self._phases(one, output) or now
         if output.finish_reason is not None:
             self._end(output.request_id, one, now, {"gen_ai.response.finish_reasons": [output.finish_reason]})
 
@@ -124,17 +123,20 @@ class TurnTraces:
         self._tracer.record(Span("kv save", context, above.span_id, began_s, now, attributes=attributes))
 
     # ---- spans -------------------------------------------------------------------------------------------------
-    def _phases(self, one: _Live, output: Output) -> None:
+    def _phases(self, one: _Live, output: Output) -> float:
+        """Record the phases until the first token. Returns their end; 0: there are none."""
         sequence = one.sequence
         cached = min(output.cached_tokens, sequence.prompt_tokens)
         in_hbm = min(sequence.cached_here, cached)
         load: dict[str, Value] = {f"upbeat.kv.{tier}_tokens": n * self._chunk_tokens for tier, n in one.by_tier.items()}
         load |= {"upbeat.kv.hbm_tokens": in_hbm, "upbeat.kv.loaded_tokens": cached - in_hbm}
         prefill: dict[str, Value] = {"upbeat.computed_tokens": sequence.prompt_tokens - cached}
-        about = {"kv load": load, "prefill": prefill}
+        about, ended = {"kv load": load, "prefill": prefill}, 0.0
         for name, began_s, ended_s in _joined(sequence.times.stays or ()):
             self._record(name, one.context, began_s, ended_s, about.get(name, {}))
+            ended = ended_s
         sequence.times.stays = None
+        return ended
 
     def _end(self, request_id: str, one: _Live, now: float, attributes: dict[str, Value], error: str = "") -> None:
         del self.live[request_id]
