@@ -26,7 +26,7 @@ class Found:
     sources: tuple[SourceKind | None, ...] = ()  #: by index, the expected source; None: in the arena
     #: Estimated seconds until each of `indices`, and all before it, is in the arena (arrivals.py); empty for hints.
     due_s: tuple[float, ...] = ()
-    session: SessionKey | None = field(default=None, compare=False)
+    session: SessionKey | None = field(default=None, compare=False)  #: whose load it is, for traces
 
 
 @dataclass(frozen=True, slots=True)
