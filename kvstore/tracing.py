@@ -157,7 +157,8 @@ class StoreTraces:
             "upbeat.kv.found_chunks": load.found,
             "upbeat.kv.usable_chunks": usable,
             "upbeat.kv.end": end,
-        } | {f"upbeat.kv.{source}_chunks": count for source, count in load.by_source.items()}
+        }
+        attributes.update({f"upbeat.kv.{source}_chunks": count for source, count in load.by_source.items()})
         if load.request_id:
             attributes["upbeat.request_id"] = load.request_id
         self._span(load.name, load.context, load.began_s, attributes)
@@ -232,7 +233,8 @@ class StoreTraces:
             "upbeat.kv.tier": writing.tier,
             "upbeat.kv.chunks": writing.chunks,
             "upbeat.request_id": writing.save.request_id,
-        } | {f"upbeat.kv.{outcome}_chunks": count for outcome, count in writing.outcomes.items()}
+        }
+        attributes.update({f"upbeat.kv.{outcome}_chunks": count for outcome, count in writing.outcomes.items()})
         self._span("store.write_back", writing.save.context, writing.began_s, attributes)
 
     def _span(self, name: str, above: TraceContext, began_s: float, attributes: dict[str, Value]) -> None:

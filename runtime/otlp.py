@@ -122,7 +122,7 @@ class _Ended(SpanProcessor):  # type: ignore[misc]
         self.spans.append(span)
 
 
-class _Session(requests.Session):
+class _Session(requests.Session):  # type: ignore[misc]
     """Reads no more of an answer than its head, and counts a redirect as a failure."""
 
     def request(self, *args: Any, **options: Any) -> requests.Response:

@@ -358,7 +358,8 @@ class EngineCore:
             if full and not s.request.choice:  # of several choices only the first continues the conversation
                 manifest = Manifest(s.request.session, state.model_name, state.shape.fingerprint, s.keys[:full], 0, 0.0)
                 index, pairs = state.cache.index, zip(s.keys, s.blocks[:full], strict=False)
-                self.saving.turn_ended(s.request, manifest, [index.get(key, block) for key, block in pairs])
+                kept = [index.get(key, block) for key, block in pairs]
+                self.saving.turn_ended(manifest, kept, s.request.request_id)
         s.on(Event.DONE)
         self.admission.release(s)
         if s.erased:
