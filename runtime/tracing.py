@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Collection
 
@@ -127,7 +128,8 @@ def start(section: TelemetrySection, service: str, instance: str, key: Callable[
         otlp = importlib.import_module("runtime.otlp")
     except ImportError as e:
         raise ConfigError(
-            f"telemetry.traces needs OpenTelemetry ({e}); pip install 'upbeat-server[otel]', or set it to false"
+            f"telemetry.traces needs OpenTelemetry ({e}): {sys.executable} -m pip install 'upbeat-server[otel]'; "
+            "or set it to false"
         ) from None
     exporter: Exporter = otlp.OtlpExporter(section.endpoint, section.timeout_s, service, instance)
     sampler = Sampler(ratio_of(section), section.follow_tenants, section.traces_per_s)

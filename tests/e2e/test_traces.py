@@ -69,12 +69,16 @@ def test_a_hinted_turn_is_one_trace_through_all_services(stack: Stack, receiver:
     def turns() -> list[Any]:
         return [span for service, span in receiver.spans() if service == "upbeat-gateway" and span.name[:5] == "chat "]
 
-    def trace_of(turn: int) -> Trace:
-        return Trace(receiver, turns()[turn].trace_id.hex())
+    def trace_of(turn: int, *names: str) -> Trace:
+        """The trace of a turn, once these spans have come: each process sends its own."""
+        wait_until(lambda: len(turns()) == turn + 1)
+        trace_id = turns()[turn].trace_id.hex()
+        for name in names:
+            wait_until(lambda name=name: bool(Trace(receiver, trace_id).named(name)))  # type: ignore[misc]
+        return Trace(receiver, trace_id)
 
     # The first turn computes and saves.
-    wait_until(lambda: len(turns()) == 1 and len(trace_of(0).named("store.write_back")) >= 2)
-    first = trace_of(0)
+    first = trace_of(0, "scheduler.place", "worker.generate", "kv save", "store.write_back")
     server, worker = turns()[0], first.one("worker.generate")
     assert (
         first.service("worker.generate") == "upbeat-worker" and first.service("scheduler.place") == "upbeat-scheduler"
@@ -94,7 +98,8 @@ def test_a_hinted_turn_is_one_trace_through_all_services(stack: Stack, receiver:
 
     # A hint brings the session to the other node; the turn there is linked to it.
     chat.advise("node-1")
-    wait_until(lambda: any(span.name == "store.prefetch" for _, span in receiver.spans()))
+    for awaited in ("advise", "scheduler.place_hint", "store.prefetch"):
+        wait_until(lambda name=awaited: any(span.name == name for _, span in receiver.spans()))  # type: ignore[misc]
     hint = next(span for _, span in receiver.spans() if span.name == "advise")
     hints = Trace(receiver, hint.trace_id.hex())
     assert {span.parent_span_id for _, span in hints.spans} == {b"", hint.span_id}
@@ -102,8 +107,7 @@ def test_a_hinted_turn_is_one_trace_through_all_services(stack: Stack, receiver:
     assert attributes_of(hints.one("store.prefetch"))["upbeat.kv.usable_chunks"] > 0
     answer = chat.say(lines[1], timeout_s=200)
     assert answer.node == "node-1" and answer.cached_tokens > 0
-    wait_until(lambda: len(turns()) == 2 and bool(trace_of(1).named("worker.generate")))
-    second, server = trace_of(1), turns()[1]
+    second, server = trace_of(1, "worker.generate"), turns()[1]
     assert [(link.trace_id, link.span_id) for link in server.links] == [(hint.trace_id, hint.span_id)]
     told = attributes_of(server)
     assert told["gen_ai.usage.cache_read.input_tokens"] == answer.cached_tokens
@@ -115,8 +119,7 @@ def test_a_hinted_turn_is_one_trace_through_all_services(stack: Stack, receiver:
 
     # Without a hint, a turn on the first node reads what the second has.
     chat.say(lines[2], "node-0", timeout_s=200)
-    wait_until(lambda: len(turns()) == 3 and bool(trace_of(2).named("store.load")))
-    third = trace_of(2)
+    third = trace_of(2, "worker.generate", "store.load")
     load = third.one("store.load")
     assert load.parent_span_id == third.one("worker.generate").span_id
     assert attributes_of(load)["upbeat.kv.found_chunks"] > 0
