@@ -134,14 +134,16 @@ def test_one_id_is_in_the_logs_of_all_services_and_a_callers_trace_goes_on(stack
     text = " ".join(script(6, 1))
     parent = {"X-Request-Id": "order-42", "traceparent": f"00-{TRACE_ID}-{SPAN_ID}-00", "tracestate": "a=1"}
 
+    model = httpx.get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+
     def ask(**headers: str) -> httpx.Response:
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
+        body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
         session = {"X-Session-Id": "logs"}
         return httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=session | headers, timeout=200)
 
     ask(**{"X-Upbeat-Node": "node-0"})
     reply = ask(**parent, **{"X-Upbeat-Node": "node-1"})  # loads what the other node has
-    assert (reply.status_code, reply.headers["X-Request-Id"]) == (200, "order-42")
+    assert (reply.status_code, reply.headers["X-Request-Id"]) == (200, "order-42"), reply.text
 
     def services() -> set[str]:
         found = of_request(read(stack.run_dir / "logs"), "order-42")
