@@ -1,5 +1,5 @@
-"""`upbeat logs`: what the services of this machine have logged, of one session if wanted. Logs hold hashes of session
-ids, which this command computes."""
+"""`upbeat logs`: what the services of this machine have logged, of one session or request if wanted. Logs hold hashes
+of session ids, which this command computes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ class Line(NamedTuple):
 def logs(
     session: Annotated[str, typer.Option(metavar="ID", help="Only of this session.", show_default=False)] = "",
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose session it is.")] = DEFAULT_TENANT,
+    request: Annotated[
+        str, typer.Option(metavar="ID", help="Only of this request: X-Request-Id of its answer.", show_default=False)
+    ] = "",
     port: Annotated[int | None, whole_option("The gateway's port, as of `upbeat up`.  [default: 8080]")] = None,
     data: Annotated[Path | None, typer.Option(help="As of `upbeat up`.  [default: data]")] = None,
     config: Annotated[Path | None, typer.Option(help="As of `upbeat up`.")] = None,
@@ -54,6 +57,8 @@ def logs(
         except InvalidRequest as e:
             raise ConfigError(str(e)) from None
         lines = of_session(list(lines), str(wanted), log_key(cluster_secret(asked.data)))
+    if request:
+        lines = of_request(lines, request)
     for line in sorted(lines, key=lambda line: str(line.fields.get("timestamp", ""))):
         print(line.text)
 
@@ -72,6 +77,15 @@ def of_session(lines: list[Line], session: str, key: bytes) -> list[Line]:
     known = {session, hashed_id(key, session)}  # debug lines have the id itself
     requests = {request for line in lines if line.fields.get("session") in known for request in _requests(line)}
     return [line for line in lines if line.fields.get("session") in known or _requests(line) & requests]
+
+
+def of_request(lines: Iterable[Line], wanted: str) -> Iterator[Line]:
+    """The lines that name a request by its own id or by its caller's, or one of its choices or attempts."""
+    ids = re.compile(rf"(?:[^/]*/)?{re.escape(wanted)}(?:/[^/]*)?(?:-[0-9]+)?(?:\.r[0-9]+)?")
+    for line in lines:
+        request = line.fields.get("request")
+        if isinstance(request, str) and ids.fullmatch(request):
+            yield line
 
 
 def _requests(line: Line) -> set[str]:

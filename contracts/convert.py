@@ -65,7 +65,7 @@ def manifest_from_wire(m: pb.Manifest) -> Manifest:
 
 
 def advisory_to_wire(
-    advisory: Advisory, tenant: str, advisory_id: str, pin_node: str = "", caller: str = ""
+    advisory: Advisory, tenant: str, advisory_id: str, pin_node: str = "", caller: str = "", trace: str = ""
 ) -> pb.Advisory:
     return pb.Advisory(
         session=pb.Session(tenant=tenant, session_id=advisory.session_id),
@@ -77,6 +77,7 @@ def advisory_to_wire(
         advisory_id=advisory_id,
         pin_node=pin_node,
         caller=caller,
+        trace=trace,
     )
 
 

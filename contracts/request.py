@@ -79,6 +79,7 @@ class GenerateRequest:
     - packed: large fields, already encoded as msgpack by a helper; the worker finds them decoded in their fields.
     - weight: its tenant's, among tenants that compete for the device at the same priority.
     - cache_salt: the scope of its KV within the tenant (`gateway.core.scopes`); enters its chunk keys.
+    - trace: its trace (`contracts.trace_context`); empty: it is not traced.
     """
 
     request_id: str
@@ -105,6 +106,7 @@ class GenerateRequest:
     regex: str | None = None
     form_field: str = ""
     cache_salt: str = ""
+    trace: str = ""
 
     @property
     def session(self) -> SessionKey:

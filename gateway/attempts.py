@@ -20,6 +20,7 @@ from gateway.core.retry import Again, Attempts, GiveUp, RetryLimits
 from gateway.core.routing import Route
 from gateway.core.turn_times import TurnTimes
 from gateway.fleet import Fleet
+from gateway.tracing import TurnTrace
 from gateway.workers import Workers
 from runtime.clock import Clock
 
@@ -52,14 +53,16 @@ class Tries:
         *,
         pin: str = "",
         hop: Hop | None = None,
+        trace: TurnTrace | None = None,
     ) -> None:
-        """times: mutated. pin: the node that must run it, or empty. hop: reported with the first placement."""
+        """times, trace: mutated. pin: the node that must run it, or empty. hop: reported with the first placement."""
         self.shared, self.request_id, self.session, self.model = shared, request_id, session, model
         self.failures = Attempts(shared.retry_limits, pin)
         self.begun = 0
         self._priority, self._times, self._pin = priority, times, pin
         #: The hop for the next placement; None once a placement has reported it.
         self._hop = hop
+        self._trace = trace
 
     @property
     def attempt_id(self) -> str:
@@ -72,7 +75,9 @@ class Tries:
         fleet = self.shared.fleet
         if self.begun or self.failures.avoid:
             prefer = ""
-        self._times.enter(Phase.PLACE, self.shared.clock.now())
+        began_s = self.shared.clock.now()
+        self._times.enter(Phase.PLACE, began_s)
+        placing = self._trace.placing(began_s) if self._trace is not None else None
         while True:
             try:
                 hop = self._hop and replace(self._hop, ended=self.shared.ended.take(self.session.tenant, self._hop))
@@ -84,8 +89,11 @@ class Tries:
                     pin=self._pin or prefer,
                     avoid=self.failures.avoid,
                     hop=hop,
+                    trace=placing.wire if placing is not None else "",
                 )
                 self._hop = None
+                if placing is not None:
+                    placing.ended(route, self.shared.clock.now())
                 return route
             except RequestError as e:
                 pin = self._pin or prefer
@@ -97,7 +105,8 @@ class Tries:
     def took(self, route: Route) -> None:
         """The route's node has the attempt."""
         if route.from_hint:
-            self.shared.fleet.taken(self.attempt_id, self.session, self.model, self._priority, route.node)
+            trace = self._trace.wire if self._trace is not None else ""
+            self.shared.fleet.taken(self.attempt_id, self.session, self.model, self._priority, route.node, trace)
         self.begun += 1
 
     async def unreachable(self, node: str) -> None:
@@ -113,5 +122,7 @@ class Tries:
         if isinstance(decision, GiveUp):
             raise Unavailable(f"the request could not be completed: {decision.reason}; try again")
         metrics.RETRIES.labels(cause).inc()
+        if self._trace is not None:
+            self._trace.retried(cause, self.shared.clock.now())
         if decision.pause_s:
             await self.shared.clock.sleep(decision.pause_s)

@@ -28,7 +28,7 @@ _ACCEPTED = (
     "X-Stainless-OS, "
     "X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, "
     "X-Stainless-Timeout, X-Stainless-Helper-Method, X-Api-Key, Anthropic-Version, Anthropic-Beta, "
-    "Anthropic-Dangerous-Direct-Browser-Access, OpenAI-Beta"
+    "Anthropic-Dangerous-Direct-Browser-Access, OpenAI-Beta, X-Request-Id, Traceparent, Tracestate"
 )
 _EXPOSED = (
     "Retry-After, Server-Timing, X-Request-Id, X-Session-Id, X-Upbeat-Node, X-Upbeat-Why, x-ratelimit-limit-requests, "

@@ -1,11 +1,12 @@
 """The outermost middleware: every error becomes an answer in OpenAI's envelope, and every answer is counted.
 
-It also adds the headers of every answer: rate limits (`allowance`) and CORS (`cors`).
+It also adds the headers of every answer: rate limits (`allowance`), CORS (`cors`) and the request's id.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import secrets
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from gateway.core.relay_routes import error_body
 from gateway.cors import cors_headers, preflight
 from gateway.pages import check_sender
 from gateway.parts import PARTS
+from gateway.request_ids import HEADER, id_of, shown
 from gateway.timing import ARRIVED_S
 from runtime import telemetry
 
@@ -56,17 +58,19 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         response = preflight(request, request.app[PARTS].config.gateway.cors_origins) or await handler(request)
     except RequestError as e:
         response = error_response(e, request.path)
+        if log.is_enabled_for(logging.DEBUG):
+            log.debug("refused", request=id_of(request), path=request.path[:200], status=e.status, error=e.message)
     except web.HTTPException as e:
         response = _http_error(request, e)
     except RecursionError:
         error = InvalidRequest("the body is nested too deeply", code="invalid_json")
         response = error_response(error, request.path)
     except ConnectionError as e:
-        log.info("the caller went away", path=request.path, error=str(e))
+        log.info("the caller went away", request=id_of(request), path=request.path, error=str(e))
         raise
     except Exception:
         incident = secrets.token_hex(6)
-        log.exception("unexpected error", path=request.path, incident=incident)
+        log.exception("unexpected error", request=id_of(request), path=request.path, incident=incident)
         broken = Unavailable(f"internal error {incident}", code="internal_error")
         broken.status = 500
         response = web.json_response(error_body(broken, request.path), status=500)
@@ -87,6 +91,8 @@ async def dress(request: web.Request, response: web.StreamResponse) -> None:
     if request.app[PARTS].handing_over:
         response.force_close()
         headers[hdrs.CONNECTION] = "close"
+    if HEADER not in headers:
+        headers[HEADER] = shown(id_of(request))
     for more in (
         rate_headers(request),
         cors_headers(request.path, request.headers.get(hdrs.ORIGIN), section.cors_origins),

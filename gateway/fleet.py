@@ -177,6 +177,7 @@ class Fleet:
         pin: str,
         avoid: list[str],
         hop: Hop | None = None,
+        trace: str = "",
     ) -> Route:
         """The route of this attempt: by route hint, scheduler, stand-in scheduler, or directly. Raises Unavailable when
         no node can take it now, other RequestErrors for the caller's mistakes."""
@@ -193,6 +194,7 @@ class Fleet:
             pin_node=pin,
             avoid_nodes=avoid,
             hop=pb.Hop(workflow=hop.workflow, agent=hop.agent, run=hop.run, ended=hop.ended) if hop else None,
+            trace=trace,
         )
         key = workflow_key(session.tenant, hop.workflow) if hop is not None and hop.workflow else session
         own = self.schedulers.order(key)[0]
@@ -203,11 +205,13 @@ class Fleet:
                 return _route(placed, placed.why, decided_by=scheduler.address)
         return self._direct(session, model, pin, avoid)
 
-    def taken(self, request_id: str, session: SessionKey, model: str, priority: int, node: str) -> None:
+    def taken(
+        self, request_id: str, session: SessionKey, model: str, priority: int, node: str, trace: str = ""
+    ) -> None:
         """A turn used its route hint: tell the scheduler, which then counts the turn on `node`."""
         wire = session_to_wire(session)
         told = pb.PlaceRequest(
-            request_id=request_id, session=wire, model=model, priority=priority, pin_node=node, taken=True
+            request_id=request_id, session=wire, model=model, priority=priority, pin_node=node, taken=True, trace=trace
         )
         for scheduler in self.schedulers.of(session)[:1]:
             scheduler.placing.tell(told)
@@ -282,7 +286,14 @@ class Fleet:
 
 def _route(placed: pb.Placement, why: str, from_hint: bool = False, decided_by: str = "") -> Route:
     return Route(
-        placed.node, placed.worker_address, tuple(placed.source_nodes), why, from_hint, placed.kept_tokens, decided_by
+        placed.node,
+        placed.worker_address,
+        tuple(placed.source_nodes),
+        why,
+        from_hint,
+        placed.kept_tokens,
+        decided_by,
+        placed.hint_trace,
     )
 
 

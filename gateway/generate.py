@@ -23,6 +23,7 @@ from gateway.core.quarantine import Verdict
 from gateway.core.routing import Route
 from gateway.core.turn_times import TurnTimes
 from gateway.flights import Event, Flight, Late, WorkerLost
+from gateway.tracing import TurnTrace
 from runtime import telemetry
 
 log = telemetry.logger("gateway.generate")
@@ -37,7 +38,7 @@ class Job:
     arrived_s: the request's arrival on the gateway's clock. prompt_estimate: the prompt's tokens, estimated. pin: the
     node that must run it, or empty. packed, json_schema, regex, form_field, tool_use, template_kwargs, expected_tokens,
     weight and cache_salt: see `GenerateRequest`. hop: its place in an agent workflow; only a request's first choice
-    has one.
+    has one. trace: None while traces are off.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class Job:
     expected_tokens: int | None = None
     weight: float = 1.0
     cache_salt: str = ""
+    trace: TurnTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class Generation:
             self.progress.times,
             pin=job.pin,
             hop=turn.hop,
+            trace=job.trace,
         )
         self._attempts = self._tries.failures
         self._flight: Flight | None = None
@@ -239,6 +242,7 @@ class Generation:
             alone=self._alone,
             weight=job.weight,
             cache_salt=job.cache_salt,
+            trace=job.trace.wire if job.trace is not None else "",
         )
 
     def _check_quarantine(self) -> None:

@@ -28,6 +28,7 @@ from gateway.core.turn_times import TurnTimes
 from gateway.flights import Late, WorkerLost
 from gateway.generate import Progress
 from gateway.http_flights import HttpFailed, HttpFlight, HttpHead
+from gateway.tracing import TurnTrace
 from runtime import telemetry
 
 log = telemetry.logger("gateway.relay")
@@ -40,7 +41,7 @@ _Failure = HttpFailed | WorkerLost | Late
 class RelayJob:
     """One request. asked: the relay takes its body. headers: for the engine. arrived_s: its arrival on the gateway's
     clock. pin: the node that must run it, or empty. hop: its place in an agent workflow.
-    cache_salt: the scope of its KV (`core.scopes`)."""
+    cache_salt: the scope of its KV (`core.scopes`). trace: None while traces are off."""
 
     request_id: str
     session: SessionKey
@@ -52,6 +53,7 @@ class RelayJob:
     pin: str = ""
     hop: Hop | None = None
     cache_salt: str = ""
+    trace: TurnTrace | None = None
 
     @property
     def timed(self) -> bool:
@@ -78,6 +80,7 @@ class Relay:
             self.progress.times,
             pin=job.pin,
             hop=job.hop,
+            trace=job.trace,
         )
         self._body, job.asked.body = job.asked.body, b""
         self._flight: HttpFlight | None = None
@@ -165,6 +168,7 @@ class Relay:
             prompt_tokens=asked.estimate,
             expected_tokens=asked.said.expected_tokens or 0,
             kept_tokens=route.kept_tokens,
+            trace=job.trace.wire if job.trace is not None else "",
         )
 
     async def _collect(self, flight: HttpFlight, route: Route) -> _Failure | None:

@@ -70,22 +70,28 @@ class Attachment:
         if kind == "hello":
             self._hello(message.hello, now)
         elif kind == "load":
-            node.handle(self._load(message.load, now))
+            load = self._load(message.load, now)
+            node.traces.load(load.load, message.load)
+            node.handle(load)
         elif kind == "taken":
             pieces = list(zip(message.taken.chunks, message.taken.layers, strict=False))
             node.handle(ev.PiecesTaken((self.owner, str(message.taken.load_id)), pieces, now))
         elif kind == "cancel":
-            node.handle(ev.LoadCancelled((self.owner, str(message.cancel.load_id)), now))
+            ident = self.owner, str(message.cancel.load_id)
+            node.traces.cancelled(ident)
+            node.handle(ev.LoadCancelled(ident, now))
         elif kind == "save":
             save = message.save
             keys = list(save.keys)
             fingerprint = self._declared(save.fingerprint)
+            node.traces.save((self.owner, save.save_id), save)
             node.handle(
                 ev.SaveWanted((self.owner, save.save_id), session_from_wire(save.session), fingerprint, keys, now)
             )
             reach("save.granted")
         elif kind == "saved":
             done = message.saved
+            node.traces.copied((self.owner, done.save_id), done.ok)
             node.handle(ev.SaveEnded((self.owner, done.save_id), list(done.ok), list(done.aborted), now))
         elif kind == "turn":
             manifest = manifest_from_wire(message.turn.manifest)
@@ -170,6 +176,7 @@ class Attachment:
         """The stream ended: release everything of this worker, once it copies no more."""
         self._node.owners.pop(self.owner, None)
         self._node.workers.pop(self.owner, None)
+        self._node.traces.gone(self.owner)
         if self._node.arena.is_used_by(self._number):
             self._node.background(self._release_late(), "release")
         else:
@@ -200,6 +207,7 @@ class Attachment:
 
     def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
         """Owner.answer"""
+        self._node.traces.told(instruction)
         self.outgoing.put(_answer(instruction))
 
     def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:

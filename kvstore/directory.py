@@ -193,6 +193,8 @@ class Link:
         node, now = self._node, self._node.clock.now()
         kind = command.WhichOneof("kind")
         if kind == "prefetch":
+            advisory = command.prefetch.advisory
+            node.traces.advised(session_from_wire(advisory.session), advisory.trace)
             node.handle(_advised(command.prefetch, now))
         elif kind == "invalidate":
             node.handle(ev.Invalidated(session_from_wire(command.invalidate), now))

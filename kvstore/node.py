@@ -43,6 +43,7 @@ from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
 from kvstore.tiers.transport_choice import start_transport
+from kvstore.tracing import StoreTraces
 from kvstore.trials import try_tier
 from kvstore.writeback import WriteBack
 from runtime.clock import Clock
@@ -105,15 +106,17 @@ class StoreNode:
             config.kv.direct_io,
             EncodedFiles(self.arena, keys, codecs, ssd_codec, self.blob.session_keys.known),
         )
+        self.traces = StoreTraces(clock)
+        report = self.traces.reporting(self.handle)
         self.reading = Reading(self.ssd, self.blob, clock, self.handle, self.fail, tasks)
         self.leased = LeasedRanges()
         self.sizes = Sizes(config, self.places.ssd)
         spaces = self.sizes.ssd_space, self.sizes.blob_space
         owner_of = self.store.owner_of if config.kv.encrypt else None
         self.write_back = WriteBack(
-            self.ssd, self.blob, self.arena, keys, clock, self.handle, tasks, blob_codec, *spaces, owner_of
+            self.ssd, self.blob, self.arena, keys, clock, report, tasks, blob_codec, *spaces, owner_of
         )
-        self.owners: dict[str, Owner] = {}
+        self.owners: dict[str, Owner] = self.traces.owners()
         self.workers: dict[str, Attached] = {}
         self.peers: Peers
         self.transport: Transport

@@ -18,6 +18,7 @@ from runtime.sections import (
     KvSection,
     NodesSection,
     SchedulerSection,
+    TelemetrySection,
     TlsSection,
     VllmSection,
     WorkerSection,
@@ -62,6 +63,7 @@ class Config(BaseSettings):
     vllm: VllmSection = VllmSection()
     finetune: FinetuneSection = FinetuneSection()
     tls: TlsSection = TlsSection()
+    telemetry: TelemetrySection = TelemetrySection()
 
     @field_validator("model", mode="before")
     @classmethod

@@ -263,3 +263,25 @@ class FinetuneSection(BaseModel):
     #: Whether models that are made through the API are served (MODEL:SUFFIX). Every tenant can then use them; auto: if
     #: there is one tenant.
     serve: Literal["auto", "on", "off"] = "auto"
+
+
+class TelemetrySection(BaseModel):
+    """Traces (docs/monitoring.md). The standard OTEL_ variables count where a key here is empty."""
+
+    model_config = STRICT
+    #: Whether requests are traced; needs the extra [otel]. OTEL_SDK_DISABLED=true turns it off.
+    traces: bool = False
+    #: The collector (OTLP, HTTP with protobuf), such as http://127.0.0.1:4318. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, else
+    #: that.
+    endpoint: str = Field(default="", pattern=r"^(https?://[^\s?#@]+)?$")
+    #: Share of requests, and of hints, that are traced. None: OTEL_TRACES_SAMPLER_ARG, else 0.05.
+    ratio: float | None = Field(default=None, ge=0, le=1)
+    #: Tenants whose `traceparent` decides by its sampled flag, instead of `ratio`; "*": all. Of others it only says
+    #: which trace a request belongs to.
+    follow_tenants: list[Tenant | Literal["*"]] = []
+    #: Limit of traces that a gateway process begins, per second; 0: none.
+    traces_per_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    #: Limit of spans that wait in a process to be sent; more are dropped and counted.
+    queue_spans: int = Field(default=4096, ge=1, le=1 << 20)
+    #: Seconds for which a batch of spans is tried.
+    timeout_s: float = Field(default=5.0, gt=0, le=60)

@@ -25,7 +25,7 @@ from contracts import identity
 from contracts.errors import ConfigError
 from contracts.exits import LEFT, START_AGAIN, WRONG_USAGE
 from contracts.identity import Identity, Role
-from runtime import telemetry
+from runtime import telemetry, tracing
 from runtime.config import Config
 from runtime.config_file import load_config
 from runtime.own_certificate import use_certificate
@@ -144,6 +144,7 @@ async def serve(
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await t
     await service.stop()
+    await asyncio.to_thread(tracing.stop)
     log.info("stopped")
     if crashed:
         return WRONG_USAGE if isinstance(failed.exception(), ConfigError) else 1
@@ -185,9 +186,14 @@ def arguments(service: str, *, with_node: bool = False, with_device: bool = Fals
         raise SystemExit(2) from e
     device = given.device if with_device else 0
     name = f"{service}-{number}" if with_node or number else service
-    telemetry.configure_logs(
-        f"{name}-{device}" if with_device and config.nodes.devices > 1 else name, config.log_level, key
-    )
+    if with_device and config.nodes.devices > 1:
+        name = f"{name}-{device}"
+    telemetry.configure_logs(name, config.log_level, key)
+    try:
+        tracing.start(config.telemetry, service, name, key)
+    except ConfigError as e:
+        print(f"upbeat-{service}: {e}", file=sys.stderr)
+        raise SystemExit(2) from e
     return Arguments(config, number, device)
 
 

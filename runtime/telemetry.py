@@ -35,7 +35,7 @@ _IDS = frozenset({"session", "user"})
 #: Of a hash that stands for an id.
 _HASH_BYTES = 8
 #: Of a process that knows no key of its fleet; its hashes fit its own lines only.
-_ANY_KEY = os.urandom(32)
+ANY_KEY = os.urandom(32)
 
 
 def hashed_id(key: bytes, text: str) -> str:
@@ -52,14 +52,18 @@ def configure_logs(service: str, level: str = "info", key: Callable[[], bytes] =
     def hash_ids(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if method != "debug":
             for name in _IDS & event.keys():
-                hashed = hashed_id(key() or _ANY_KEY, str(event[name]))
+                hashed = hashed_id(key() or ANY_KEY, str(event[name]))
                 event[name] = hashed if name == "session" else hashed.rpartition("/")[2]  # only sessions name a tenant
+        return event
+
+    def name_service(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["service"] = service  # not bound to a context, which other threads would not have
         return event
 
     faulthandler.enable()
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            name_service,
             hash_ids,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -70,7 +74,6 @@ def configure_logs(service: str, level: str = "info", key: Callable[[], bytes] =
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service)
 
 
 def from_zero(metric: Any, *values: str | tuple[str, ...]) -> None:

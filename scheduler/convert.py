@@ -33,7 +33,15 @@ def hint_from_wire(m: common_pb2.Advisory, place_in_list: int, now: float) -> Hi
         arrival_s = now + m.expected_arrival_s
     expires_s = (now if arrival_s is None else arrival_s) + m.ttl_s
     return Hint(
-        session_from_wire(m.session), m.advisory_id, m.model_id, arrival_s, expires_s, m.priority, m.pin_node, m.caller
+        session_from_wire(m.session),
+        m.advisory_id,
+        m.model_id,
+        arrival_s,
+        expires_s,
+        m.priority,
+        m.pin_node,
+        m.caller,
+        trace=m.trace,
     )
 
 
@@ -48,6 +56,7 @@ def hint_to_wire(hint: Hint, now: float) -> common_pb2.Advisory:
         ttl_s=max(hint.expires_s - now - (arrival_s or 0.0), 0.0),
         advisory_id=hint.advisory_id,
         pin_node=hint.pin,
+        trace=hint.trace,
     )
 
 

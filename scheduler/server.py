@@ -21,7 +21,7 @@ from runtime.clock import Clock, RealClock
 from runtime.config import Config
 from runtime.registry import registered
 from runtime.service import Tasks
-from scheduler import metrics
+from scheduler import metrics, tracing
 from scheduler.adoptions import Adoptions
 from scheduler.convert import decision_to_wire, hint_from_wire, hop_from_wire
 from scheduler.core.advisories import Hint, in_order
@@ -151,13 +151,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         ask = Ask(
             request.request_id, session, request.model, request.priority, request.pin_node, avoid, hop, request.taken
         )
-        begun = time.perf_counter()
+        began_s = time.monotonic()
         try:
             placed = self.control.place(ask, self.clock.now())
         except RequestError as e:
             metrics.REFUSED.inc()
+            tracing.refused(request, e.message)
             return scheduler_pb2.PlaceAnswer(refused=json.dumps(to_wire(e)))
-        metrics.DECISION.observe(time.perf_counter() - begun)
+        ended_s = time.monotonic()
+        metrics.DECISION.observe(ended_s - began_s)
+        tracing.placed(request, placed, began_s, ended_s)
         self.reports.carry_out(placed.commands)
         found = scheduler_pb2.Placement(
             node=placed.node,
@@ -166,12 +169,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             kept_tokens=placed.kept,
             advised=placed.advised,
             why=placed.choice.why,
+            hint_trace=placed.hint_trace,
         )
         return scheduler_pb2.PlaceAnswer(placed=found)
 
     async def Advise(self, request: scheduler_pb2.AdviseRequest, context: Any) -> scheduler_pb2.AdviseReply:
         """Place each hint and tell its store. A hint that no node can take gets an empty placement."""
-        now = self.clock.now()
+        now, began_s = self.clock.now(), time.monotonic()
         hints = [hint_from_wire(advisory, i, now) for i, advisory in enumerate(request.advisories)]
         for placed, hint in enumerate(in_order(hints, now), 1):
             self.reports.carry_out(self.control.advise(hint, now), now)
@@ -182,6 +186,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             p.node if p is not None and p.hint.advisory_id == h.advisory_id else ""
             for p, h in zip(pending, hints, strict=True)
         ]
+        tracing.advised(hints, nodes, began_s, time.monotonic())
         return scheduler_pb2.AdviseReply(nodes=nodes, placements=[self._route_hint(hint, now) for hint in hints])
 
     def _route_hint(self, hint: Hint, now: float) -> scheduler_pb2.Placement:
@@ -191,7 +196,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         node, sources, kept = route
         address = self.control.fleet.devices[node].worker_address
         return scheduler_pb2.Placement(
-            node=node, worker_address=address, source_nodes=sources, kept_tokens=kept, advised=True
+            node=node,
+            worker_address=address,
+            source_nodes=sources,
+            kept_tokens=kept,
+            advised=True,
+            hint_trace=hint.trace,
         )
 
     async def Invalidate(self, request: scheduler_pb2.InvalidateRequest, context: Any) -> scheduler_pb2.InvalidateReply:

@@ -24,6 +24,7 @@ from sidecar.core.flights import Flight, Flights
 from sidecar.engine import ServedModel
 from sidecar.exchange import Exchange
 from sidecar.tally import Tally
+from sidecar.tracing import PassageTrace
 from sidecar.watching import Watching
 
 log = telemetry.logger("sidecar.relay")
@@ -99,6 +100,8 @@ class Passage:
         #: Bytes of the answer that the gateway has room for.
         self._open = WINDOW_BYTES
         self._granted = asyncio.Event()
+        #: None while traces are off.
+        self._trace: PassageTrace | None = None
 
     # ---- the request -------------------------------------------------------------------------------------------
     def begin(self, head: pb.HttpRequest) -> None:
@@ -116,6 +119,9 @@ class Passage:
         priority = head.priority if watching.prioritises else None
         given = ((h.name, h.value) for h in head.headers)
         self._path, self._headers = head.path, headers.up(given, head.request_id, relay.client.key(), priority)
+        self._trace = PassageTrace.of(head, now=asyncio.get_running_loop().time())
+        if self._trace is not None:
+            self._headers |= dict(self._trace.headers)
         self._flight = flight
         relay.model.begin(flight)
         self._fields = added(route, asked, relay.secret, transfers=watching.transfers, prioritises=watching.prioritises)
@@ -221,6 +227,9 @@ class Passage:
         elif self._request_id:
             self._relay.model.refused(self._request_id)
         self._relay.tally.outcomes[self._outcome] += 1
+        log.debug("ended", request=self._request_id, outcome=self._outcome)
+        if self._trace is not None:
+            self._trace.end(self._outcome, asyncio.get_running_loop().time())
 
     def _passed(self) -> None:
         """The server has the body, or never will."""

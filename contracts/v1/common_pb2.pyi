@@ -51,7 +51,7 @@ class Manifest(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[int] = ..., last_use_s: _Optional[float] = ..., note: _Optional[bytes] = ...) -> None: ...
 
 class Advisory(_message.Message):
-    __slots__ = ("session", "model_id", "expected_arrival_s", "ordered", "priority", "ttl_s", "advisory_id", "pin_node", "caller")
+    __slots__ = ("session", "model_id", "expected_arrival_s", "ordered", "priority", "ttl_s", "advisory_id", "pin_node", "caller", "trace")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_ARRIVAL_S_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Advisory(_message.Message):
     ADVISORY_ID_FIELD_NUMBER: _ClassVar[int]
     PIN_NODE_FIELD_NUMBER: _ClassVar[int]
     CALLER_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     session: Session
     model_id: str
     expected_arrival_s: float
@@ -70,7 +71,8 @@ class Advisory(_message.Message):
     advisory_id: str
     pin_node: str
     caller: str
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., model_id: _Optional[str] = ..., expected_arrival_s: _Optional[float] = ..., ordered: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_s: _Optional[float] = ..., advisory_id: _Optional[str] = ..., pin_node: _Optional[str] = ..., caller: _Optional[str] = ...) -> None: ...
+    trace: str
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., model_id: _Optional[str] = ..., expected_arrival_s: _Optional[float] = ..., ordered: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_s: _Optional[float] = ..., advisory_id: _Optional[str] = ..., pin_node: _Optional[str] = ..., caller: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class TierResidency(_message.Message):
     __slots__ = ("tier", "layer_chunks", "tokens", "bytes")

@@ -46,7 +46,7 @@ class AttachHello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., shapes: _Optional[_Iterable[_Union[_common_pb2.KvShape, _Mapping]]] = ..., device: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("load_id", "load_class", "session", "fingerprint", "chunks", "source_nodes", "priority")
+    __slots__ = ("load_id", "load_class", "session", "fingerprint", "chunks", "source_nodes", "priority", "request_id", "trace")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     LOAD_CLASS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,8 @@ class LoadRequest(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     load_class: LoadClass
     session: _common_pb2.Session
@@ -61,7 +63,9 @@ class LoadRequest(_message.Message):
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkWant]
     source_nodes: _containers.RepeatedScalarFieldContainer[str]
     priority: int
-    def __init__(self, load_id: _Optional[int] = ..., load_class: _Optional[_Union[LoadClass, str]] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., chunks: _Optional[_Iterable[_Union[ChunkWant, _Mapping]]] = ..., source_nodes: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ...) -> None: ...
+    request_id: str
+    trace: str
+    def __init__(self, load_id: _Optional[int] = ..., load_class: _Optional[_Union[LoadClass, str]] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., chunks: _Optional[_Iterable[_Union[ChunkWant, _Mapping]]] = ..., source_nodes: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class ChunkWant(_message.Message):
     __slots__ = ("key", "layers")
@@ -88,16 +92,20 @@ class LoadCancel(_message.Message):
     def __init__(self, load_id: _Optional[int] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
-    __slots__ = ("save_id", "session", "fingerprint", "keys")
+    __slots__ = ("save_id", "session", "fingerprint", "keys", "request_id", "trace")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     save_id: int
     session: _common_pb2.Session
     fingerprint: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, save_id: _Optional[int] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    request_id: str
+    trace: str
+    def __init__(self, save_id: _Optional[int] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., request_id: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class SaveDone(_message.Message):
     __slots__ = ("save_id", "ok", "aborted")

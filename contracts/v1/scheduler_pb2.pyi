@@ -49,7 +49,7 @@ class PlaceAnswer(_message.Message):
     def __init__(self, placed: _Optional[_Union[Placement, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "session", "model", "priority", "pin_node", "avoid_nodes", "taken", "hop")
+    __slots__ = ("request_id", "session", "model", "priority", "pin_node", "avoid_nodes", "taken", "hop", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class PlaceRequest(_message.Message):
     AVOID_NODES_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     HOP_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session: _common_pb2.Session
     model: str
@@ -66,7 +67,8 @@ class PlaceRequest(_message.Message):
     avoid_nodes: _containers.RepeatedScalarFieldContainer[str]
     taken: bool
     hop: Hop
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoid_nodes: _Optional[_Iterable[str]] = ..., taken: _Optional[bool] = ..., hop: _Optional[_Union[Hop, _Mapping]] = ...) -> None: ...
+    trace: str
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoid_nodes: _Optional[_Iterable[str]] = ..., taken: _Optional[bool] = ..., hop: _Optional[_Union[Hop, _Mapping]] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("workflow", "agent", "run", "ended")
@@ -81,7 +83,7 @@ class Hop(_message.Message):
     def __init__(self, workflow: _Optional[str] = ..., agent: _Optional[str] = ..., run: _Optional[str] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("node", "worker_address", "source_nodes", "advised", "why", "kept_tokens", "cold")
+    __slots__ = ("node", "worker_address", "source_nodes", "advised", "why", "kept_tokens", "cold", "hint_trace")
     NODE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +91,7 @@ class Placement(_message.Message):
     WHY_FIELD_NUMBER: _ClassVar[int]
     KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
+    HINT_TRACE_FIELD_NUMBER: _ClassVar[int]
     node: str
     worker_address: str
     source_nodes: _containers.RepeatedScalarFieldContainer[str]
@@ -96,7 +99,8 @@ class Placement(_message.Message):
     why: str
     kept_tokens: int
     cold: bool
-    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., source_nodes: _Optional[_Iterable[str]] = ..., advised: _Optional[bool] = ..., why: _Optional[str] = ..., kept_tokens: _Optional[int] = ..., cold: _Optional[bool] = ...) -> None: ...
+    hint_trace: str
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., source_nodes: _Optional[_Iterable[str]] = ..., advised: _Optional[bool] = ..., why: _Optional[str] = ..., kept_tokens: _Optional[int] = ..., cold: _Optional[bool] = ..., hint_trace: _Optional[str] = ...) -> None: ...
 
 class AdviseRequest(_message.Message):
     __slots__ = ("advisories",)

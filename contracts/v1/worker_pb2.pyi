@@ -95,7 +95,7 @@ class HttpBody(_message.Message):
     def __init__(self, piece: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class HttpRequest(_message.Message):
-    __slots__ = ("request_id", "model", "path", "headers", "tenant", "session_id", "priority", "source_nodes", "cache_salt", "prompt_tokens", "expected_tokens", "kept_tokens")
+    __slots__ = ("request_id", "model", "path", "headers", "tenant", "session_id", "priority", "source_nodes", "cache_salt", "prompt_tokens", "expected_tokens", "kept_tokens", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class HttpRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     path: str
@@ -120,7 +121,8 @@ class HttpRequest(_message.Message):
     prompt_tokens: int
     expected_tokens: int
     kept_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[HttpHeader, _Mapping]]] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., source_nodes: _Optional[_Iterable[str]] = ..., cache_salt: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_tokens: _Optional[int] = ..., kept_tokens: _Optional[int] = ...) -> None: ...
+    trace: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[HttpHeader, _Mapping]]] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., source_nodes: _Optional[_Iterable[str]] = ..., cache_salt: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_tokens: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class HttpHeader(_message.Message):
     __slots__ = ("name", "value")

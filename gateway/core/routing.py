@@ -107,7 +107,8 @@ class FleetView:
 @dataclass(frozen=True, slots=True)
 class Route:
     """The route of one attempt. kept_tokens: tokens of its session that are cached somewhere. why: for `X-Upbeat-Why`.
-    decided_by: address of the scheduler that chose the node, or empty."""
+    decided_by: address of the scheduler that chose the node, or empty. hint_trace: the trace of the session's hint,
+    which the turn uses; empty: none."""
 
     node: str
     worker_address: str
@@ -117,6 +118,7 @@ class Route:
     from_hint: bool = False
     kept_tokens: int = 0
     decided_by: str = ""
+    hint_trace: str = ""
 
 
 #: Sessions whose last node is stored.

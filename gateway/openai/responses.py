@@ -16,7 +16,7 @@ Body = dict[str, Any]
 class Choice:
     """One choice so far. completion_tokens: tokens that the worker generated. logprobs: one per token if requested.
     calls: its function calls with their arguments so far. reasoning: the text of its thought. stop: the stop string
-    that ended it."""
+    that ended it. ended: nothing follows."""
 
     index: int
     text: list[str] = field(default_factory=list)
@@ -27,6 +27,7 @@ class Choice:
     reasoning: list[str] = field(default_factory=list)
     reasoning_tokens: int = 0
     stop: str = ""
+    ended: bool = False
 
     def called(self, deltas: Sequence[ToolCallDelta]) -> None:
         """Add new parts of its calls."""

@@ -6,6 +6,7 @@ that browsers need no preflight. Browser tokens are valid on these routes only.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import replace
 
@@ -14,15 +15,20 @@ from aiohttp import web
 from contracts.advisory import parse_advisories
 from contracts.convert import advisory_to_wire
 from contracts.errors import Forbidden, InvalidRequest
-from contracts.ids import check_session_id
+from contracts.ids import SessionKey, check_session_id
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 from gateway import sse
 from gateway.allowance import Limited
 from gateway.intake import Hinter, pinned_node, read_hint
 from gateway.parts import PARTS
+from gateway.request_ids import id_of
 from gateway.responses.ids import is_response_id
+from gateway.timing import ARRIVED_S
+from gateway.tracing import trace_hints
+from runtime import telemetry
 
+log = telemetry.logger("gateway.advisory")
 _INVALIDATE_FIELDS = {"session_id", "advisory_id", "token"}
 
 
@@ -41,15 +47,22 @@ async def advise(request: web.Request) -> web.Response:
     named = [await _session(request, caller.tenant, advisory.session_id) for advisory in advisories]
     accepted, wire = [], []
     address = parts.callers.digest(request.remote)
+    trace = trace_hints(request, caller.tenant, request[ARRIVED_S])
+    wired = trace.context.to_wire() if trace is not None else ""
     for advisory, session_id in zip(advisories, named, strict=True):
         advisory_id = f"adv-{secrets.token_hex(12)}"
         priority = caller.priority(advisory.priority)
         clamped = advisory
         if (priority, session_id) != (advisory.priority, advisory.session_id):
             clamped = replace(advisory, priority=priority, session_id=session_id)
-        wire.append(advisory_to_wire(clamped, caller.tenant, advisory_id, pin, address))
+        wire.append(advisory_to_wire(clamped, caller.tenant, advisory_id, pin, address, wired))
         accepted.append({"advisory_id": advisory_id, "session_id": advisory.session_id, "status": "accepted"})
     parts.hints.advise(wire)
+    ids = [advisory.advisory_id for advisory in wire]
+    if log.is_enabled_for(logging.DEBUG):
+        log.debug("advised", request=id_of(request), advisories=ids)
+    if trace is not None:
+        trace.end(id_of(request), ids, [SessionKey(caller.tenant, name) for name in named], parts.clock.now())
     body = sse.encoded({"advisories": accepted} if "advisories" in data else accepted[0])
     return web.Response(status=202, body=body, headers={"Content-Type": "application/json; charset=utf-8"})
 

@@ -5,11 +5,10 @@ Headers are sent after workers have accepted every choice, so errors in a reques
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +32,10 @@ from gateway.intake import pinned_node
 from gateway.openai.asked import Asked, Prompt
 from gateway.openai.responses import Choice, Usage
 from gateway.parts import PARTS, Parts
+from gateway.request_ids import labelled
 from gateway.sessions import Resolved
+from gateway.together import together
+from gateway.tracing import Outcome, turn_trace
 from gateway.turn_headers import turn_headers
 from runtime import telemetry
 
@@ -55,8 +57,8 @@ class Part:
 def new_job(
     request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, session: Resolved, request_id: str
 ) -> Job:
-    """The job of one prompt, shared by its choices. Raises NotFound for an unknown model, Unavailable while no fleet is
-    known, and what `pinned_node` and `hop_of` raise."""
+    """The job of one prompt, shared by its choices. request_id: unique. Raises NotFound for an unknown model,
+    Unavailable while no fleet is known, and what `pinned_node` and `hop_of` raise."""
     parts = request.app[PARTS]
     if not parts.fleet.knows_model(asked.model):
         if parts.fleet.view is None:
@@ -66,7 +68,7 @@ def new_job(
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbits(63))
     return Job(
-        request_id=request_id,
+        request_id=labelled(request, request_id),
         session=session.key,
         model=asked.model,
         sampling=sampling,
@@ -89,6 +91,7 @@ def new_job(
         cache_salt=session.scope(
             asked.user, asked.cache_salt, per_user=parts.config.gateway.per_user(session.key.tenant)
         ),
+        trace=turn_trace(request, session.key.tenant, request[timing.ARRIVED_S]),
     )
 
 
@@ -120,6 +123,9 @@ async def answer(
         finally:
             used.tokens = run.used_tokens()
             run.end()
+            if job.trace is not None:
+                now = run.parts.clock.now()
+                job.trace.end(request, job.request_id, job.session, job.model, run.outcome(), now, asked.sampling)
 
 
 class _Run:
@@ -167,7 +173,7 @@ class _Run:
         node = self.generations[0].progress.node
         later = [choice.index for choice in self.choices[1:]]
         for firsts in (True, False):
-            await _together([self._begin(index, node) for index in later if (index % self.n == 0) is firsts])
+            await together([self._begin(index, node) for index in later if (index % self.n == 0) is firsts])
 
     async def _begin(self, index: int, prefer: str) -> None:
         prompt, number = self.prompts[index // self.n], index % self.n
@@ -209,7 +215,7 @@ class _Run:
             async for _ in self._outputs(index):
                 pass
 
-        await _together([finish(choice.index) for choice in self.choices])
+        await together([finish(choice.index) for choice in self.choices])
         whole = self.answering.whole(self.choices, self._usage()) | self._results()
         body = sse.encoded(whole | await self._kept())
         said = {"Content-Type": "application/json; charset=utf-8", timing.HEADER: self._timing()}
@@ -261,7 +267,7 @@ class _Run:
                 else:
                     events.keep(made)  # nothing, or the last events, which are sent with the end
 
-        await _together([send(choice.index) for choice in self.choices])
+        await together([send(choice.index) for choice in self.choices])
 
     async def _outputs(self, index: int) -> AsyncGenerator[list[tuple[Output, str]]]:
         """Batches of new outputs of choice `index`, each output without its thought, and the thought."""
@@ -284,6 +290,7 @@ class _Run:
                     if output.logprobs:
                         choice.logprobs += output.logprobs
                     choice.finish_reason = output.finish_reason or choice.finish_reason
+                    choice.ended = output.finish_reason is not None
                     choice.stop = output.stop or choice.stop
                 if tokens:
                     choice.completion_tokens += tokens
@@ -323,6 +330,22 @@ class _Run:
                 prompt_tokens += progress.prompt_tokens
                 cached_tokens += progress.cached_tokens or 0
         return Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
+
+    def outcome(self) -> Outcome:
+        """For the request's trace. A request that ended before it was placed has no times but the first."""
+        if len(self.generations) != len(self.choices):
+            return Outcome(TurnTimes(self.arrived_s), "", self.failure)
+        usage, progress = self._usage(), self.generations[0].progress
+        return Outcome(
+            progress.times,
+            progress.node,
+            self.failure,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            usage.reasoning_tokens,
+            [choice.ended_by for choice in self.choices if choice.ended],
+        )
 
     def used_tokens(self) -> int:
         """Tokens of prompts and answers of the accepted choices; each prompt counts once."""
@@ -365,18 +388,3 @@ class _Run:
     def _headers(self) -> dict[str, str]:
         session_id, request_id = self.prompts[0].session.key.session_id, self.prompts[0].job.request_id
         return turn_headers(self.caller, session_id, request_id, self.generations[0].progress)
-
-
-async def _together(works: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all; the first failure cancels the others and is raised. None outlives the call."""
-    if len(works) <= 1:
-        for work in works:
-            await work
-        return
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -31,8 +31,10 @@ from gateway.inline_hints import InlineHints
 from gateway.intake import pinned_node
 from gateway.parts import PARTS, Parts
 from gateway.relay import Relay, RelayJob
+from gateway.request_ids import labelled
 from gateway.sessions import Resolved, stated
 from gateway.timing import ARRIVED_S
+from gateway.tracing import Outcome, turn_trace
 from gateway.turn_headers import turn_headers
 from runtime import telemetry
 
@@ -62,6 +64,9 @@ async def relay(
             raise
         finally:
             used.tokens = run.end()
+            if job.trace is not None:
+                now = parts.clock.now()
+                job.trace.end(request, job.request_id, job.session, job.model, run.outcome(), now)
             if run.answered:
                 inline.tell(after=True)
 
@@ -86,7 +91,7 @@ def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved
             raise Unavailable("no scheduler has answered yet; try again in a moment")
         raise unknown_model(model)
     return RelayJob(
-        request_id=request_id or secrets.token_hex(12),
+        request_id=labelled(request, request_id or secrets.token_hex(12)),
         session=session.key,
         asked=asked,
         model=model,
@@ -96,6 +101,7 @@ def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved
         pin=pinned_node(request, caller, parts, model),
         hop=hop_of(request.headers, session.key.session_id) if APIS[asked.kind].turn else None,
         cache_salt=session.scope(asked.user, asked.cache_salt, per_user=parts.config.gateway.per_user(caller.tenant)),
+        trace=turn_trace(request, caller.tenant, request[ARRIVED_S]),
     )
 
 
@@ -152,6 +158,14 @@ class RelayRun:
             timing.observe(self._job.model, progress.times)
             self._parts.turn_reports.note(self._job.session, progress)
         return prompt_tokens + self._reading.completion_tokens
+
+    def outcome(self) -> Outcome:
+        """For the request's trace."""
+        reading, progress = self._reading, self._relay.progress
+        cached_tokens = reading.stated.cached_tokens if reading.stated is not None else 0
+        prompt_tokens = reading.prompt_tokens(self._job.asked.estimate) if self.answered else 0
+        status = self.failure or (self._relay.status if self._relay.status >= 400 else 0)
+        return Outcome(progress.times, progress.node, status, prompt_tokens, cached_tokens, reading.completion_tokens)
 
     # ---- answers -----------------------------------------------------------------------------------------------
     async def _whole(self) -> web.Response:

@@ -20,6 +20,7 @@ from gateway.intake import caller_of, read_response
 from gateway.openai.chat_reader import ChatReader
 from gateway.openai.responses import Choice, Usage
 from gateway.parts import PARTS
+from gateway.request_ids import HEADER, labelled, shown
 from gateway.responses.events import ResponseAnswer
 from gateway.responses.ids import new_response_id
 from gateway.responses.store import Response
@@ -135,7 +136,7 @@ class _Turn:
             self._request[OUTLIVES] = False
             raise Unavailable("responses cannot be stored at the moment; try again")
         keeper.note(self._caller.tenant, self._id, self._session.key.session_id)
-        headers = {"X-Session-Id": self._session.key.session_id, "X-Request-Id": self._id}
+        headers = {"X-Session-Id": self._session.key.session_id, HEADER: shown(labelled(self._request, self._id))}
         return web.json_response(queued, headers=headers, dumps=lambda value: sse.encoded(value).decode())
 
     async def _run(self) -> None:

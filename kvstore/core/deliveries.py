@@ -40,7 +40,8 @@ class Deliveries:
         """Tell the owner which chunks come, from where and when."""
         ready = tuple(i for i in indices if sources.ready(load, i))
         expected, due_s = sources.expected(load, indices), arrivals.due_s(load, indices)
-        self._out.append(Found(load.ident, len(indices), () != ready == indices, indices, ready, expected, due_s))
+        near = () != ready == indices
+        self._out.append(Found(load.ident, len(indices), near, indices, ready, expected, due_s, load.session))
 
     def lease(self, load: StoreLoad, i: int, layer: int, chunk: Chunk) -> None:
         """Pin a READY piece for the load; the next `deliver` tells the owner."""

@@ -16,7 +16,7 @@ from kvstore.core.sessions import Advice, Sessions
 from kvstore.core.usefulness import Usefulness
 
 #: Owner of the loads that hints begin.
-_ADVISORY = "advisory"
+ADVISORY = "advisory"
 
 
 class Hints:
@@ -126,7 +126,7 @@ class Hints:
             self._loads.cancel(ident)
         self._numbers += 1
         wants = [(key, ()) for key in manifest.keys]
-        ident, kind, sources = (_ADVISORY, str(self._numbers)), ev.LoadKind.ADVISED, self._others(hint.sources)
+        ident, kind, sources = (ADVISORY, str(self._numbers)), ev.LoadKind.ADVISED, self._others(hint.sources)
         self._loads.begin(
             ev.LoadWanted(ident, kind, hint.session, manifest.fingerprint, wants, sources, hint.priority, hint.now)
         )

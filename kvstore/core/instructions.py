@@ -5,7 +5,7 @@ Offsets and sizes are bytes; times are seconds from now.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
@@ -26,6 +26,7 @@ class Found:
     sources: tuple[SourceKind | None, ...] = ()  #: by index, the expected source; None: in the arena
     #: Estimated seconds until each of `indices`, and all before it, is in the arena (arrivals.py); empty for hints.
     due_s: tuple[float, ...] = ()
+    session: SessionKey | None = field(default=None, compare=False)  #: whose load it is, for traces
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class Hint:
 
     arrival_s: expected arrival; None: unknown. expires_s: when the hint ends. pin: the node or device it must go to.
     address: digest of the caller's, for trust. chance: the probability that the hint itself states. caller: the record
-    of trust it counts for; empty: the tenant's.
+    of trust it counts for; empty: the tenant's. trace: passed on; empty: it is not traced.
     """
 
     session: SessionKey
@@ -38,6 +38,7 @@ class Hint:
     address: str = ""
     chance: float = 1.0
     caller: str = ""
+    trace: str = ""
 
     @property
     def on_trust_of(self) -> str:
@@ -113,6 +114,7 @@ def merged(old: Hint, new: Hint, now: float) -> Hint:
         priority=min(old.priority, new.priority),
         pin=new.pin or old.pin,
         chance=max(old.chance, new.chance),
+        trace=new.trace or old.trace,
     )
 
 

@@ -57,7 +57,8 @@ class Placement:
     """The device for a turn.
 
     sources: other nodes with its cache, best first. kept: tokens of its cache, wherever that is. advised: a hint had
-    sent the cache to this device. commands: from the hints for the next hops of its workflow.
+    sent the cache to this device. commands: from the hints for the next hops of its workflow. hint_trace: of the hint
+    that the turn has used; empty: none.
     """
 
     choice: Choice
@@ -65,6 +66,7 @@ class Placement:
     kept: int
     advised: bool
     commands: tuple[Command, ...] = ()
+    hint_trace: str = ""
 
     @property
     def node(self) -> str:
@@ -140,7 +142,8 @@ class Control:
         )
         commands = tuple(self._advise_next_hops(ask, ask.hop, choice.node, now)) if ask.hop is not None else ()
         advised = choice.node == turn.prefetched
-        return Placement(choice, sources, placer.cached_tokens(ask.session), advised, commands)
+        hint_trace = pending.hint.trace if pending is not None else ""
+        return Placement(choice, sources, placer.cached_tokens(ask.session), advised, commands, hint_trace)
 
     def _advise_next_hops(self, ask: Ask, hop: Hop, node: str, now: float) -> list[Command]:
         """Hints for the likely successors of an agent's request (SYMPHONY, section 3.5).

@@ -16,7 +16,7 @@ from stand_in_stack import UpbeatUp
 from upbeat_here import upbeat
 
 from cli.core.secrets import blob_options, hub_token, is_secret, passed_on
-from cli.log_lines import of_session, read
+from cli.log_lines import Line, of_request, of_session, read
 from contracts.cluster import log_key
 from contracts.errors import ConfigError
 from runtime.config_file import cluster_secret, dump_config, load_config
@@ -194,3 +194,22 @@ def test_a_session_is_found_in_the_logs_by_its_name(tmp_path: Path) -> None:
     assert upbeat("logs", "--session", "alice", "--tenant", "other", *flags).stdout == ""
     wrong = upbeat("logs", "--session", "a b", *flags)
     assert wrong.returncode == 2 and "--session" in wrong.stderr
+
+
+def test_lines_of_a_request_are_found_by_its_own_id_and_by_its_callers() -> None:
+    own = "chatcmpl-" + "0f" * 12
+    ids = [
+        own,
+        f"{own}-0",
+        f"{own}-1.r2",
+        f"{own}/theirs",
+        f"{own}/theirs-0.r1",
+        f"{own}0",
+        f"{own}/theirs2-0",
+        "other/x",
+    ]
+    lines = [Line(request_id, {"request": request_id}) for request_id in ids] + [Line("none", {"request": 3})]
+    assert [line.text for line in of_request(lines, own)] == [*ids[:5], ids[6]]
+    assert [line.text for line in of_request(lines, "theirs")] == ids[3:5]
+    assert [line.text for line in of_request(lines, f"{own}/theirs-0.r1")] == [ids[4]]
+    assert not list(of_request(lines, ".*"))

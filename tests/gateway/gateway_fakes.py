@@ -229,6 +229,8 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.knows_hints = False
         #: The number of the worker to which turns of hinted sessions may go at once.
         self.route_hints: int | None = None
+        #: Whether its answer to hints says their trace.
+        self.echoes_traces = False
         #: What the workers serve; set before they are watched.
         self.model = pb.ModelInfo(name=MODEL, max_tokens=MAX_PROMPT_CHARS, created_s=1_700_000_000)
         #: By node: models that it has besides, off its device.
@@ -333,7 +335,11 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         placed = pb.Placement()
         if hinted:
             placed = pb.Placement(
-                node=hinted.node, worker_address=hinted.address, source_nodes=["node-8"], kept_tokens=800
+                node=hinted.node,
+                worker_address=hinted.address,
+                source_nodes=["node-8"],
+                kept_tokens=800,
+                hint_trace=request.advisories[0].trace if self.echoes_traces else "",
             )
         return pb.AdviseReply(nodes=["node-0"] * len(request.advisories), placements=[placed] * len(request.advisories))
 

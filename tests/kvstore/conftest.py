@@ -66,7 +66,14 @@ def make_stack(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Cal
     """A function: a stack of two nodes (or so many) with these `kv` settings; nothing is started."""
     stacks: list[Stack] = []
 
-    def make(*, nodes: int = 2, shm_dir: str = "", **kv: Any) -> Stack:
+    def make(
+        *,
+        nodes: int = 2,
+        shm_dir: str = "",
+        telemetry: dict[str, Any] | None = None,
+        log_level: str = "info",
+        **kv: Any,
+    ) -> Stack:
         first = free_ports(10 * nodes + 20)
         overrides = {
             "data": str(tmp_path / "data"),
@@ -76,6 +83,8 @@ def make_stack(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Cal
             "scheduler": {"port": first + 10 * nodes + 15},
             "gateway": {"port": first + 10 * nodes + 16},
             "kv": {"dram_gib": 0.0625, **kv},
+            "telemetry": telemetry or {},
+            "log_level": log_level,
         }
         config = load_config(None, overrides)
         file = tmp_path / "config.yaml"

@@ -81,11 +81,18 @@ class FakeScheduler(SchedulerServicer):
         self._streams[node].put_nowait(pb.StoreCommand(**kind))
 
     async def advise(
-        self, node: str, session_id: str, *, sources: tuple[str, ...] = (), arrival_s: float = 2.0, device: int = 0
+        self,
+        node: str,
+        session_id: str,
+        *,
+        sources: tuple[str, ...] = (),
+        arrival_s: float = 2.0,
+        device: int = 0,
+        trace: str = "",
     ) -> None:
         """A prefetch command."""
         advisory = common_pb2.Advisory(
-            session=wire_session(session_id), expected_arrival_s=arrival_s, ttl_s=60.0, advisory_id="a"
+            session=wire_session(session_id), expected_arrival_s=arrival_s, ttl_s=60.0, advisory_id="a", trace=trace
         )
         await self.tell(node, prefetch=pb.PrefetchCommand(advisory=advisory, source_nodes=sources, device=device))
 

@@ -148,21 +148,35 @@ class FakeWorker:
 
     # ---- saving
 
-    async def grant(self, session: SessionKey, shape: KvShape, keys: Sequence[bytes]) -> tuple[int, pb.SaveGrant]:
+    async def grant(
+        self, session: SessionKey, shape: KvShape, keys: Sequence[bytes], request_id: str = "", trace: str = ""
+    ) -> tuple[int, pb.SaveGrant]:
         """Ask for room; (save id, answer)."""
         save_id = self._next()
         future = self._grants[save_id] = asyncio.get_running_loop().create_future()
         request = pb.SaveRequest(
-            save_id=save_id, session=session_to_wire(session), fingerprint=shape.fingerprint, keys=keys
+            save_id=save_id,
+            session=session_to_wire(session),
+            fingerprint=shape.fingerprint,
+            keys=keys,
+            request_id=request_id,
+            trace=trace,
         )
         self.send(save=request)
         async with asyncio.timeout(LIMIT_S):  # not wait_for, which in Python 3.11 may swallow a cancellation
             return save_id, await future
 
-    async def save(self, session: SessionKey, shape: KvShape, chunks: dict[bytes, list[bytes]]) -> pb.SaveGrant:
+    async def save(
+        self,
+        session: SessionKey,
+        shape: KvShape,
+        chunks: dict[bytes, list[bytes]],
+        request_id: str = "",
+        trace: str = "",
+    ) -> pb.SaveGrant:
         """Write the chunks' pieces where room is granted and say so."""
         keys = list(chunks)
-        save_id, grant = await self.grant(session, shape, keys)
+        save_id, grant = await self.grant(session, shape, keys, request_id, trace)
         offsets = iter(grant.offsets)
         for i in grant.indices:
             for piece in chunks[keys[i]]:
@@ -196,6 +210,8 @@ class FakeWorker:
         prefetch: bool = False,
         take: bool = True,
         limit_s: float = LIMIT_S,
+        request_id: str = "",
+        trace: str = "",
     ) -> Loaded:
         """Load chunks to the end, copying each piece as it comes. `take` False leaves the leases. Raises AioRpcError
         without a store."""
@@ -212,6 +228,8 @@ class FakeWorker:
                 fingerprint=shape.fingerprint,
                 chunks=[pb.ChunkWant(key=key, layers=bitmap) for key in keys],
                 source_nodes=sources,
+                request_id=request_id,
+                trace=trace,
             )
         )
         loaded = Loaded()

@@ -88,6 +88,7 @@ class FakeStore:
         self.delivered = 0
         #: Every load that was asked for, in order, and how many chunks' copies were granted.
         self.asked: list[kvstore_pb2.LoadRequest] = []
+        self.offered: list[kvstore_pb2.SaveRequest] = []
         self.granted = 0
         self._next = 0
         self.sent = self.handled = 0
@@ -195,6 +196,7 @@ class FakeStore:
         self.to_loader(kvstore_pb2.LoadEnd(load_id=load.load_id, usable=leading(i in whole for i in range(found))))
 
     def _save(self, save: kvstore_pb2.SaveRequest) -> None:
+        self.offered.append(save)
         grant = kvstore_pb2.SaveGrant(save_id=save.save_id)
         slots: dict[int, list[int]] = {}
         for index, key in enumerate(save.keys):
@@ -348,6 +350,7 @@ class Harness:
         weight: float = 1.0,
         regex: str | None = None,
         cache_salt: str = "",
+        trace: str = "",
         **sampling: object,
     ) -> str:
         """Start a request; greedy and without an end of text unless said otherwise."""
@@ -356,7 +359,7 @@ class Harness:
         request = GenerateRequest(
             f"r{self._count}", tenant, session, "tiny", chosen, prompt_tokens=prompt, resume_tokens=resume or [],
             group=group, choice=choice, json_schema=json_schema, tool_use=tool_use, weight=weight, regex=regex,
-            cache_salt=cache_salt,
+            cache_salt=cache_salt, trace=trace,
         )  # fmt: skip
         self._results[request.request_id] = Result()
         self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.guide(request)))

@@ -177,6 +177,7 @@ class Admission:
             hint=False,
             priority=sequence.request.priority,
             source_nodes=sequence.request.source_nodes,
+            request_id=sequence.request.request_id,
         )
         load.sequence, load.upto = sequence, usable
         sequence.load_id, sequence.found = load.load_id, None

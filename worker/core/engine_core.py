@@ -357,10 +357,9 @@ class EngineCore:
             full = s.computed // state.shape.chunk_tokens
             if full and not s.request.choice:  # of several choices only the first continues the conversation
                 manifest = Manifest(s.request.session, state.model_name, state.shape.fingerprint, s.keys[:full], 0, 0.0)
-                index = state.cache.index
-                self.saving.turn_ended(
-                    manifest, [index.get(key, block) for key, block in zip(s.keys, s.blocks[:full], strict=False)]
-                )
+                index, pairs = state.cache.index, zip(s.keys, s.blocks[:full], strict=False)
+                kept = [index.get(key, block) for key, block in pairs]
+                self.saving.turn_ended(manifest, kept, s.request.request_id)
         s.on(Event.DONE)
         self.admission.release(s)
         if s.erased:

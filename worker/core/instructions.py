@@ -32,6 +32,8 @@ class OpenLoad:
     hint: bool
     priority: int
     source_nodes: list[str]
+    #: The request that waits.
+    request_id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class OfferSave:
     keys: list[bytes]
     pages: Pages
     ahead: bool
+    #: The request that computed them.
+    request_id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

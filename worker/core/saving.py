@@ -87,7 +87,8 @@ class Saving:
                 if b.save is SaveState.NONE and key not in d.cache.index and key not in self._keys
             ]
             if fresh:
-                self._offer(s.request.session, [b for b, _ in fresh], [key for _, key in fresh], ahead=True)
+                keys = [key for _, key in fresh]
+                self._offer(s.request.session, [b for b, _ in fresh], keys, s.request.request_id, ahead=True)
                 offered = True
         return offered
 
@@ -109,7 +110,7 @@ class Saving:
             else:
                 # an equal block is cached already; that one is saved
                 self.state.cache.mark(block, SaveState.BELOW)
-        self.offer(s.request.session, fresh)
+        self.offer(s.request.session, fresh, s.request.request_id)
 
     def _completed(self, s: Sequence, before: int, after: int) -> tuple[int, int]:
         """The range of chunks completed between `before` and `after` tokens. Extends `s.keys` to cover them."""
@@ -119,8 +120,9 @@ class Saving:
             s.extend_keys(d.salt_of(s.request.tenant), d.shape, full)
         return min(first, full), full
 
-    def offer(self, session: SessionKey, blocks: list[Block]) -> None:
-        """Offer full blocks with keys to the store; without a store they count as refused."""
+    def offer(self, session: SessionKey, blocks: list[Block], request_id: str = "") -> None:
+        """Offer full blocks with keys to the store; without a store they count as refused. request_id: that computed
+        them."""
         if not blocks:
             return
         if not self.state.store_here:
@@ -128,16 +130,20 @@ class Saving:
                 self.state.cache.mark(block, SaveState.REFUSED)
             self.refused += len(blocks)
             return
-        self._offer(session, blocks, [block.key for block in blocks if block.key is not None], ahead=False)
+        keys = [block.key for block in blocks if block.key is not None]
+        self._offer(session, blocks, keys, request_id, ahead=False)
 
-    def _offer(self, session: SessionKey, blocks: list[Block], keys: list[bytes], *, ahead: bool) -> None:
+    def _offer(
+        self, session: SessionKey, blocks: list[Block], keys: list[bytes], request_id: str, *, ahead: bool
+    ) -> None:
         d, save_id = self.state, self.state.next_id()
         for block in blocks:
             d.cache.mark(block, SaveState.WAITING)
             d.cache.pin(block)
         self._saves[save_id] = _Offered(blocks, keys, d.now)
         self._keys.update(keys)
-        d.out.append(do.OfferSave(save_id, session, keys, np.stack([b.pages for b in blocks]), ahead))
+        pages = np.stack([b.pages for b in blocks])
+        d.out.append(do.OfferSave(save_id, session, keys, pages, ahead, request_id))
 
     def keep(self, s: Sequence) -> int:
         """The sequence leaves the device: offer refused chunks once more.
@@ -149,6 +155,7 @@ class Saving:
             self.offer(
                 s.request.session,
                 [b for b in full if b.save is SaveState.REFUSED and b.complete and not b.lost and b.key],
+                s.request.request_id,
             )
         return leading(b.save in (SaveState.BELOW, SaveState.WAITING) for b in full) * self.state.shape.chunk_tokens
 
@@ -192,11 +199,10 @@ class Saving:
                 self._settle(block, SaveState.BELOW if index in below else SaveState.REFUSED)
         self._send_turns()
 
-    def turn_ended(self, manifest: Manifest, blocks: list[Block]) -> None:
+    def turn_ended(self, manifest: Manifest, blocks: list[Block], request_id: str = "") -> None:
         """Send the manifest once its blocks are saved; blocks refused before are offered once more."""
-        self.offer(
-            manifest.session, [b for b in blocks if b.save is SaveState.REFUSED and b.complete and not b.lost and b.key]
-        )
+        refused = [b for b in blocks if b.save is SaveState.REFUSED and b.complete and not b.lost and b.key]
+        self.offer(manifest.session, refused, request_id)
         self._turns.append(_Turn(manifest, blocks, self.state.now))
         self._send_turns()
 

@@ -102,6 +102,7 @@ class CoreState:
         hint: bool,
         priority: int,
         source_nodes: list[str],
+        request_id: str = "",
     ) -> Load:
         """Ask the store for `layers[i]` of chunk `keys[i]`, into existing pages of `blocks[i]`. Pins the blocks."""
         self.back()
@@ -109,8 +110,9 @@ class CoreState:
         for block in blocks:
             self.cache.pin(block)
         self.loads[load.load_id] = load
+        pages = _pages(blocks, layers)
         self.out.append(
-            do.OpenLoad(load.load_id, session, keys, layers, _pages(blocks, layers), hint, priority, source_nodes)
+            do.OpenLoad(load.load_id, session, keys, layers, pages, hint, priority, source_nodes, request_id)
         )
         return load
 

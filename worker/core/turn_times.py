@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from contracts.turn_times import Phase
 from storelink.core.load_plan import Source
 
+MOST_STAYS = 256
 _LOADS = {source: Phase(f"load-{source.name.lower()}") for source in Source}
 
 
@@ -22,10 +23,14 @@ class TurnTimes:
     phase: Phase = Phase.QUEUE
     #: The slowest source of its last load.
     source: Source = Source.DRAM
+    #: Where a trace is made: each stay in a phase, (phase, begin, end), the latest last; at most `MOST_STAYS`.
+    stays: list[tuple[Phase, float, float]] | None = None
     _spent_s: dict[Phase, float] = field(default_factory=dict)
 
     def enter(self, phase: Phase, now: float) -> None:
         """Begin a phase."""
+        if self.stays is not None and now > self.since_s:
+            self._stayed(now)
         self.spend(self.phase, now - self.since_s)
         self.phase, self.since_s = phase, now
 
@@ -47,8 +52,18 @@ class TurnTimes:
         slowed_s = min(slowed_s, span_s - stalled_s)
         self.spend(_LOADS[self.source] if stalled is None else stalled, stalled_s)
         self.spend(Phase.SLOWED, slowed_s)
+        if self.stays is not None:
+            self._stayed(now)
         self.since_s += stalled_s + slowed_s
         self.enter(Phase.OTHERS, now)
+
+    def _stayed(self, now: float) -> None:
+        assert self.stays is not None
+        began_s = max(self.since_s, self.stays[-1][2]) if self.stays else self.since_s
+        if self.stays and self.stays[-1][0] is self.phase and self.stays[-1][2] >= began_s:
+            began_s = self.stays.pop()[1]
+        if now > began_s and len(self.stays) < MOST_STAYS:
+            self.stays.append((self.phase, began_s, now))
 
     def take(self, now: float, after: Phase) -> dict[Phase, float]:
         """Return the times and clear them. after: the next phase."""

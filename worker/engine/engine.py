@@ -18,7 +18,7 @@ from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
 from contracts.frames import StepFrame
 from contracts.kv import KvShape
 from contracts.request import Accepted, Failed, GenerateRequest, Output
-from runtime import telemetry
+from runtime import telemetry, tracing
 from runtime.sections import WorkerSection
 from worker.core import events as ev
 from worker.core import instructions as do
@@ -34,6 +34,7 @@ from worker.engine.policies import policy_of
 from worker.engine.readiness import Ready, make_ready
 from worker.engine.stepping import Stepping
 from worker.engine.tallying import tallies_of
+from worker.engine.turn_traces import TurnTraces
 from worker.engine.wire import from_store
 from worker.link.loads import FromStore, StepProgress
 from worker.sampling.output import Guide
@@ -67,6 +68,8 @@ class Submit:
     #: Prepared off the engine's thread; None: the engine prepares it.
     ready: Ready | None = None
     thinking: bool = False
+    #: When the worker got it, if it is traced.
+    received_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,10 @@ class NativeEngine:
         )
         self.stepping = Stepping(executor, runner, model_name)
         self.figures = RequestFigures()
+        tracer = tracing.tracer()
+        #: None while traces are off.
+        self.traces = TurnTraces(tracer, model_name, executor.shape.chunk_tokens) if tracer is not None else None
+        executor.traces = self.traces
         self.inbox = Inbox()
         self.counts = self.core.counts()
         self._live: dict[str, _Live] = {}
@@ -224,12 +231,16 @@ class NativeEngine:
                 self._cancel(request_id)
             case FromStore(message):
                 if (decoded := from_store(message, self.executor.shape.fingerprint)) is not None:
+                    if self.traces is not None and isinstance(decoded, ev.Found):
+                        self.traces.found(decoded)
                     self._deliver(decoded)
             case LoadClosed(load_id):
                 self._take_arrived()
                 self._deliver(event)
                 self.executor.table.open.pop(load_id, None)
             case StoreUp() | StoreDown() | SaveCopied():
+                if self.traces is not None and isinstance(event, SaveCopied):
+                    self.traces.saved(event, self.executor.clock.now())
                 self._take_arrived()
                 self._deliver(event)
             case _:
@@ -274,6 +285,9 @@ class NativeEngine:
         self._deliver(ev.Submitted(ready.sequence))
         if (live := self._live.get(request.request_id)) is not None:
             live.accepted = True
+            if self.traces is not None and request.trace:
+                self.traces.accepted(ready.sequence, event.received_s, self.executor.clock.now())
+            log.debug("accepted", request=request.request_id, prompt_tokens=len(event.prompt))
             self.figures.accepted(request.request_id, ready.sequence, self.executor.clock.now())
             self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt), event.thinking))
 
@@ -290,6 +304,7 @@ class NativeEngine:
             self.finished.append(request_id)
             self.figures.gone(request_id, "abort")
             self._deliver(ev.Cancelled(request_id))
+            self._gone(request_id, "cancelled")
 
     # ---- steps -------------------------------------------------------------------------------------------------
     def _step(self, step: do.Step) -> None:
@@ -342,6 +357,10 @@ class NativeEngine:
         now = self.executor.clock.now()
         for output in self._outputs.values():
             self.figures.spoke(output, now)
+            if self.traces is not None and self.traces.live:
+                self.traces.spoke(output, now)
+            if output.finish_reason is not None:
+                log.debug("ended", request=output.request_id, reason=output.finish_reason)
 
     def _fail(self, request_id: str, error: RequestError) -> None:
         live = self._live.pop(request_id)
@@ -349,6 +368,13 @@ class NativeEngine:
         self.figures.gone(request_id, "error")
         self._frames[live.stream].failed.append(Failed(request_id, to_wire(error)))
         self.finished.append(request_id)
+        self._gone(request_id, error.code or "failed")
+
+    def _gone(self, request_id: str, why: str) -> None:
+        """It ended without its last token."""
+        if self.traces is not None:
+            self.traces.gone(request_id, why, self.executor.clock.now())
+        log.debug("ended", request=request_id, reason=why)
 
     # ---- reports -----------------------------------------------------------------------------------------------
     def _report(self) -> None:

@@ -17,6 +17,7 @@ from runtime.sections import KvSection
 from storelink.link import StoreLink
 from worker.core import instructions as do
 from worker.core.hbm import HbmCache
+from worker.engine.turn_traces import TurnTraces
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable, SaveOffer, StepProgress, Transfer
 from worker.memory.paged_kv import PagedKv
@@ -41,6 +42,8 @@ class Executor:
     make_way: Callable[[], None] = lambda: None
     #: Progress of the next step.
     progress: StepProgress = field(default_factory=StepProgress)
+    #: None while traces are off.
+    traces: TurnTraces | None = None
 
     def execute(self, instruction: do.Instruction) -> None:
         """Execute an instruction, except those about clients (`NativeEngine`)."""
@@ -93,15 +96,25 @@ class Executor:
             chunks=wants,
             source_nodes=load.source_nodes,
             priority=load.priority,
+            request_id=load.request_id,
+            trace=self.traces.wire(load.request_id) if self.traces is not None else "",
         )
         self._send(load=request)
 
     def _offer(self, save: do.OfferSave) -> None:
         self.loader.offer(SaveOffer(save.save_id, save.pages, self.progress if save.ahead else None))
-        session, fingerprint = session_to_wire(save.session), self.shape.fingerprint
-        self._send(
-            save=kvstore_pb2.SaveRequest(save_id=save.save_id, session=session, fingerprint=fingerprint, keys=save.keys)
+        trace = ""
+        if self.traces is not None:
+            trace = self.traces.saving(save.save_id, save.request_id, len(save.keys), self.clock.now())
+        request = kvstore_pb2.SaveRequest(
+            save_id=save.save_id,
+            session=session_to_wire(save.session),
+            fingerprint=self.shape.fingerprint,
+            keys=save.keys,
+            request_id=save.request_id,
+            trace=trace,
         )
+        self._send(save=request)
 
     def _holds(self, holds: do.HbmHolds) -> None:
         hbm = common_pb2.TierResidency(

@@ -144,6 +144,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             model = self._model(request.model)
             model.grammars.compiler.spec(request)  # cheap refusals come before tokenising
             amount = size(request)
+            received_s = model.engine.executor.clock.now() if request.trace else 0.0
             prompt = await self._tokenising.run(
                 request.tenant, amount, functools.partial(_tokens, model, request, stream)
             )
@@ -154,7 +155,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             make_ready = functools.partial(model.engine.make_ready, request, prompt, limit, guide)
             ready = await self._tokenising.run(request.tenant, amount, make_ready)
             thinking = request.messages is not None and model.codec.ends_thinking(prompt)
-            submit = Submit(request, prompt, limit, stream, guide, ready, thinking)
+            submit = Submit(request, prompt, limit, stream, guide, ready, thinking, received_s)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # panics of Rust libraries are no Exception

@@ -138,6 +138,7 @@ class Core:
             chunks=[pb.ChunkWant(key=key) for key in request.keys[first:usable]],
             source_nodes=request.turn.source_nodes,
             priority=request.turn.priority,
+            request_id=request.turn.request_id,
         )
         self.to_store.append(pb.WorkerToStore(load=asked))
 
@@ -202,6 +203,7 @@ class Core:
             session=session_to_wire(request.turn.session),
             fingerprint=self.shape.fingerprint,
             keys=keys,
+            request_id=request_id,
         )
         self.to_store.append(pb.WorkerToStore(save=offer))
         chosen = tuple(blocks[request.saved : full])
