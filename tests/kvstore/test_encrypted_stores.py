@@ -168,8 +168,10 @@ async def test_while_blob_is_away_encrypted_files_wait_for_their_key(make_stack)
         top.unlink()
         away.rename(top)
         async with asyncio.timeout(LIMIT_S):  # a tier that is down is tried again after a pause
-            while not (loaded := await worker.load(SHAPE, list(chunks), session=session("s"))).usable:
+            loaded = await worker.load(SHAPE, list(chunks), session=session("s"))
+            while not loaded.usable:
                 await asyncio.sleep(0.1)
+                loaded = await worker.load(SHAPE, list(chunks), session=session("s"))
         assert_pieces(loaded, SHAPE, chunks)
 
 
