@@ -65,7 +65,7 @@ async def _of_stores(scratch: Path, name: str, shape: KvShape, count: int, repet
                 compare, f"a session in {what}, with certificates against without: {name}", *both, amount / GB, "GB/s",
                 repetitions, 0.95, "from a worker's question to its last piece in the arena",
             )
-            for what, both in (("a peer's DRAM of the same machine", from_peer), ("the own DRAM", from_dram))
+            for what, both in (("a peer's DRAM of the same machine", from_peer), ("the node's own DRAM", from_dram))
         ]  # fmt: skip
 
 
@@ -77,9 +77,7 @@ def _loads(
     loop: asyncio.AbstractEventLoop, worker: Worker, sets: list[list[bytes]], sources: list[str]
 ) -> Callable[[], float]:
     of_turn = itertools.cycle(sets)
-    return lambda: asyncio.run_coroutine_threadsafe(
-        worker.load(next(of_turn), sources, copy=False), loop
-    ).result()  # fmt: skip
+    return lambda: asyncio.run_coroutine_threadsafe(worker.load(next(of_turn), sources, copy=False), loop).result()
 
 
 async def _over_tcp(scratch: Path, repetitions: int) -> Pair:
