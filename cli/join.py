@@ -19,7 +19,7 @@ from cli.core.plan import joining_plan
 from cli.models import asked_models
 from cli.operator import operator
 from cli.options import number_option, whole_option
-from cli.settings import Flags, join_run_dir, layout, make_directories
+from cli.settings import Flags, Joining, join_run_dir, layout, make_directories
 from contracts import identity
 from contracts.errors import ConfigError
 from runtime.config import Config
@@ -35,20 +35,6 @@ NO_CONNECTOR = (
     "this server has no connector: no session's KV is kept beyond its own memory, and erasing a session does not reach "
     "it. Start it again with the flags that `upbeat vllm-config --node {node}` prints"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The node that the flags ask for. number, base_port, run_dir: None: to be chosen."""
-
-    flags: Flags
-    number: int | None
-    base_port: int | None
-    run_dir: Path | None
-
-    def __post_init__(self) -> None:
-        if self.number is not None and not 0 <= self.number <= 999:
-            raise ConfigError(f"--node {self.number} is out of range; give a number from 0 to 999")
 
 
 def join(
@@ -107,7 +93,7 @@ def join(
         schedulers=schedulers,
         node_host=host,
     )
-    wanted = Wanted(flags, node, base_port, run_dir)
+    wanted = Joining(flags, node, base_port, run_dir)
     if vllm is not None:
         for flag, value in (
             ("--host", host),
@@ -138,7 +124,7 @@ class _Server:
     store: bool
 
 
-def _join_vllm(server: _Server, wanted: Wanted, programs: Path, *, as_json: bool) -> int:
+def _join_vllm(server: _Server, wanted: Joining, programs: Path, *, as_json: bool) -> int:
     from cli import machine
     from cli.display import Display
     from cli.own_certificates import joined_certificates

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli.core.plan import native_plan
-from cli.join import Wanted
 from cli.schedulers import fleet_of, operator_of
-from cli.settings import Flags, join_run_dir, layout, make_directories, resolve
+from cli.settings import Flags, Joining, join_run_dir, layout, make_directories, resolve
 from contracts import identity
 from contracts.devices import node_of
 from contracts.errors import ConfigError
@@ -30,7 +29,7 @@ _BLOCKS = 100
 _POLL_S = 0.5
 
 
-def join_native(wanted: Wanted, programs: Path, *, as_json: bool) -> int:
+def join_native(wanted: Joining, programs: Path, *, as_json: bool) -> int:
     """Run the node until it is stopped or has left; the exit status. Raises ConfigError."""
     from cli import machine
     from cli.demo_memory import with_demo_memory

@@ -204,6 +204,20 @@ def _words(text: str) -> list[str]:
         raise ConfigError(f"--vllm-args {text}: {e}; quote it as for a shell") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """The node that the flags of `upbeat join` ask for. number, base_port, run_dir: None: to be chosen."""
+
+    flags: Flags
+    number: int | None
+    base_port: int | None
+    run_dir: Path | None
+
+    def __post_init__(self) -> None:
+        if self.number is not None and not 0 <= self.number <= 999:
+            raise ConfigError(f"--node {self.number} is out of range; give a number from 0 to 999")
+
+
 def join_run_dir(config: Path | None, run_dir: Path | None, node: int) -> Path:
     """Where `upbeat join` keeps logs and sockets of node `node`, by its flags --config and --run-dir. Raises
     ConfigError."""

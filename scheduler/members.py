@@ -74,13 +74,12 @@ class Members:
             if name not in core.former and name not in fleet.nodes:
                 shown = ", ".join(sorted(core.members)[:20])
                 raise NotFound(f"no node is called {name[:60]!r}; nodes: {shown}", param="node", code="unknown_node")
-            return scheduler_pb2.LeaveNodeReply(state="left")
         elif name not in core.leaving:
             self._check_may_leave(name)
             core.leave(name)
             log.info("a node is to leave", node=name)
             self._order(name)
-        await self.write()
+        await self.write()  # before it is said: a restart must not forget it
         return self._state(name)
 
     def _check_lost(self, name: str) -> None:

@@ -1,9 +1,9 @@
 """A fleet that an autoscaling policy grows and shrinks: production's policy and signals (`scheduler.core.scale_policy`,
 `scheduler.core.scale_signals`) over simulated nodes with the production cores.
 
-A node that is ordered serves after `startup_s`. One that leaves takes no new turns, ends what it has and its
-write-back, and goes with its DRAM and SSD; what it has written to blob stays. A node is paid for from its order to its
-leaving.
+A node that is ordered serves after `startup_s`. The newest leaves first, as a StatefulSet does: it takes no new turns,
+ends what it has and its write-back, and goes with its DRAM and SSD; what it has written to blob stays. A node is paid
+for from its order to its leaving.
 """
 
 from __future__ import annotations
@@ -108,15 +108,11 @@ class ScaledFleet(Fleet):
             self._order()
         while self._coming and len(staying) + len(self._coming) > desired:
             self._coming.pop()
-        for name in sorted(staying, key=self._cheapness)[: max(len(staying) + len(self._coming) - desired, 0)]:
+        for name in reversed(staying[desired:]):  # the newest, as a StatefulSet does
             self._leaving[name] = self._events.now
             self.control.fleet.drain(name)
             self._leave(name)
         self._note_paid()
-
-    def _cheapness(self, name: str) -> tuple[float, int]:
-        """Which node leaves first: the one with the least work, then with the fewest sessions."""
-        return self.control.fleet.devices[name].work_s, self.control.directory.count(name)
 
     def _note_paid(self) -> None:
         paid = len(self.nodes) + len(self._coming)

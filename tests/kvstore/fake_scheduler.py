@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,6 +27,8 @@ class FakeScheduler(SchedulerServicer):
         self.erased: dict[str, list[pb.Erased]] = {}
         self.leaving: dict[str, list[pb.StoreLeaving]] = {}
         self.full_reports = 0
+        #: Hellos of each node: a store that was killed and started again says one more.
+        self.hellos: Counter[str] = Counter()
 
     async def __aenter__(self) -> FakeScheduler:
         self._server, _ = rpc.server(self._address, ["upbeat.v1.Scheduler"])
@@ -54,6 +57,7 @@ class FakeScheduler(SchedulerServicer):
             if kind == "hello":
                 node = report.hello.node
                 self._streams[node] = commands
+                self.hellos[node] += 1
                 self.held[node] = {}
             elif kind == "held":
                 if report.held.full:

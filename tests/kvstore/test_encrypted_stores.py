@@ -82,9 +82,10 @@ async def test_a_hint_returns_the_note_that_only_its_worker_may_read(make_stack)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             await save(worker, "s", chunks, note)
         assert not any(note in p.read_bytes() for p in files(stack.config.data))
+        await scheduler.wait(lambda s: s.hellos["node-0"] == 1)
         restart(stack)
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
-            await scheduler.wait(lambda s: "s" in s.held.get("node-0", {}))
+            await scheduler.wait(lambda s: s.hellos["node-0"] == 2 and "s" in s.held["node-0"])
             await scheduler.advise("node-0", "s")
             offer = await asyncio.wait_for(worker.offers.get(), LIMIT_S)
             assert offer.note == note and list(offer.keys) == list(chunks)

@@ -192,7 +192,7 @@ def test_a_span_arrives_as_it_was_recorded_and_within_bounds(monkeypatch: pytest
     context = TraceContext(TRACE_ID, "3" * 16, state="a=1")
     many = {f"a{i}": i for i in range(100)}
     first = Span(
-        "chat m", context, SPAN_ID, now - 2.0, now - 1.0, Kind.SERVER, {"text": "x" * 5000, "list": ["stop"], **many},
+        "chat m", context, SPAN_ID, now - 2.0, now - 1.0, Kind.SERVER, {**many, "text": "x" * 5000, "list": ["stop"]},
         [("first token", now - 1.5)], [link], "ended with status 503",
     )  # fmt: skip
     with Receiver() as receiver:

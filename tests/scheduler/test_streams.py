@@ -50,7 +50,8 @@ async def test_a_node_whose_streams_break_again_and_again_gets_no_work_and_no_hi
 
 async def test_a_hello_that_was_overtaken_changes_nothing(world: World) -> None:
     control = world.service.control
-    newer, older = (pb.StoreHello(node="node-0", address=f"new:{n}", instance="2", connection=n) for n in (5, 4))
+    newer = pb.StoreHello(node="node-0", address="node-0:2", instance="2", connection=5)
+    older = pb.StoreHello(node="node-0", address="late:2", instance="2", connection=4)
 
     async def stream(*reports: pb.StoreReport) -> AsyncIterator[pb.StoreReport]:
         for report in reports:
@@ -69,7 +70,7 @@ async def test_a_hello_that_was_overtaken_changes_nothing(world: World) -> None:
         stream(pb.StoreReport(hello=older), pb.StoreReport(held=pb.HeldSessions(full=True, number=1)))
     )
     assert [message async for message in late] == [], "its stream is ended"
-    assert control.directory.count("node-0") == 1 and control.fleet.nodes["node-0"].store_address == "new:5"
+    assert control.directory.count("node-0") == 1 and control.fleet.nodes["node-0"].store_address == "node-0:2"
     # The one that it replaced ends now, and takes nothing away.
     world.nodes[0].die()
     await world.until(lambda: states(world)["node-0"] == "absent")

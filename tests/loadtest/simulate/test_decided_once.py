@@ -59,6 +59,8 @@ TAKEN = {
     "scheduler.core.fleet": {"LoadReport", "Model", "Rates"},
     "scheduler.core.models": {"ModelLoad"},
     "scheduler.core.policies": {"POLICIES"},
+    "scheduler.core.scale_policy": {"Policy", "Recommender", "policy_of"},
+    "scheduler.core.scale_signals": {"TPOT", "TTFT", "Attained", "signals"},
 }
 #: What is asked of a core object beside notice it and doing what it says.
 ASKED = {
@@ -79,13 +81,14 @@ ASKED = {
     ),
     *("pace", "state", "admission", "scheduling"),
     # of a store's: whether it wants to be told of the time, and what it holds
-    *("busy", "index"),
+    *("busy", "index", "saves"),
 }
 #: Parts of an engine's core that are read, and what of them.
 READ = {
     "state": {"rates", "cache", "unmap"},
     "admission": {"recomputed_tokens"},
     "scheduling": {"recomputed_tokens", "preemptions"},
+    "saves": {"waiting_bytes"},
 }
 #: Names of what decides.
 DECIDES = re.compile(
