@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from runtime.config_file import changed, cluster_secret, dump_config, load_confi
 from tests.ports import free_ports
 
 
-async def started(config: Config, folder: Path, number: int = 0) -> asyncio.subprocess.Process:
+async def started(config: Config, folder: Path, number: int = 0, log: int = PIPE) -> asyncio.subprocess.Process:
     file = folder / "config.yaml"
     file.write_text(dump_config(config))
     command = [sys.executable, "-m", "gateway", "--config", str(file), "--number", str(number)]
-    return await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2])
+    return await asyncio.create_subprocess_exec(*command, stderr=log, cwd=Path(__file__).parents[2])
 
 
 async def ended(process: asyncio.subprocess.Process) -> None:
@@ -194,7 +195,8 @@ async def test_a_gateway_with_another_secret_than_its_schedulers_does_not_start_
 async def test_a_process_that_stops_refuses_nothing_while_another_has_the_port(s: Stack, tmp_path: Path) -> None:
     await s.gateway.stop()
     config = changed(s.config, {"gateway": {"processes": 2}})
-    processes = [await started(config, tmp_path, number) for number in range(2)]
+    # A pipe that nobody reads would fill up.
+    processes = [await started(config, tmp_path, number, DEVNULL) for number in range(2)]
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
     stopped = asyncio.Event()
 
@@ -228,7 +230,7 @@ async def test_a_process_that_stops_refuses_nothing_while_another_has_the_port(s
         for number in range(2):
             processes[number].terminate()
             assert await asyncio.wait_for(processes[number].wait(), 30) == 0
-            processes[number] = await started(config, tmp_path, number)
+            processes[number] = await started(config, tmp_path, number, DEVNULL)
             await until(both, 30)
         stopped.set()
         turns = await asyncio.gather(*talking)
