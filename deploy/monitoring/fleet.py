@@ -30,6 +30,29 @@ FLEET = Board(
             stacked=True,
         ),
         panel(
+            "Nodes wanted",
+            "What the policy of autoscale recommends, and the nodes that belong to the fleet.",
+            "short",
+            ("max(upbeat_scheduler_desired_nodes)", "wanted"),
+            ("max by (state) (upbeat_scheduler_members)", "{{state}}"),
+        ),
+        panel(
+            "Utilisation",
+            "Demand a serving device, and the share of the fleet's memory for KV that is needed.",
+            "percentunit",
+            ("max(upbeat_scheduler_utilisation)", "demand"),
+            ("max by (tier) (upbeat_scheduler_kv_needed)", "{{tier}}"),
+        ),
+        panel(
+            "Outstanding work",
+            "Seconds of a device, by node.",
+            "s",
+            (
+                f"sum by (node) (max by (node, model) (upbeat_scheduler_work_seconds{{{OF_MODEL}, {OF_NODE}}}))",
+                "{{node}}",
+            ),
+        ),
+        panel(
             "Running requests",
             "In steps, by node.",
             "short",
