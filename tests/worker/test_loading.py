@@ -105,6 +105,7 @@ def test_what_a_slow_tier_would_bring_later_is_computed(harness: Harness, cold: 
     assert harness.store is not None
     harness.store.source = Source.BLOB
     harness.engine.core.state.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
+    harness.engine.core.pace.prefill_token_s = 1e-3  # whatever else runs here
     again = harness.run(prompt, 8)
     assert again.cached == 0 and again.tokens == cold(prompt, 8)
     assert harness.engine.core.admission.recomputed_tokens == 96 and harness.store.cancelled() == 1
