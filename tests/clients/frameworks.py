@@ -85,7 +85,8 @@ def agents_tools() -> None:
 
 
 def agents_output_type() -> None:
-    agent = Agent(name="a", model=MODEL, output_type=Thing)
+    # At temperature 1 the demo model sometimes never ends a string.
+    agent = Agent(name="a", model=MODEL, output_type=Thing, model_settings=ModelSettings(temperature=0))
     assert isinstance(Runner.run_sync(agent, ASKED).final_output, Thing)
 
 
