@@ -81,12 +81,14 @@ def main() -> None:
     fixed = {"HEADS": 32, "DIM": 128, "DIM_UP": 128, "WINDOW": 0, "SPLIT": attention.SPLIT_TOKENS}
     compiled("merge", attention._merge, common | {"parts": "*fp32", "stats": "*fp32"}, fixed, 1, 3)
     norm = {"x": E, "delta": E, "weight": E, "out": E, "eps": "fp32"}
-    compiled("add_norm", rows._add_norm, norm, {"HIDDEN": 4096, "HIDDEN_UP": 4096, "ADD": True}, 8, 3)
+    compiled("add_norm", rows._add_norm, norm, {"HIDDEN": 4096, "HIDDEN_UP": 4096, "ADD": True, "GEMMA": False}, 8, 3)
     rotation = dict.fromkeys(("packed", "q", "cos", "sin", "q_norm", "k_norm"), E)
     rotation |= {"table": "*i64", "width": "i32", "places": "*i32", "eps": "fp32"}
     fixed = {"HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "HALF": 64, "HALF_UP": 64, "CHUNK": 64, "BYTES": 2, "NORM": False}
+    fixed |= {"GEMMA": False}
     compiled("rotate_write", rows._rotate_write, rotation, fixed, 1, 3)
-    compiled("silu_mul", rows._silu_mul, {"gate_up": E, "out": E}, {"WIDTH": 14336, "BLOCK": 1024}, 4, 3)
+    gate = {"WIDTH": 14336, "BLOCK": 1024, "GELU": False}
+    compiled("gate_mul", rows._gate_mul, {"gate_up": E, "out": E}, gate, 4, 3)
     types = {"x": E, "weight": E, "bias": E, "out": E, "rows": "i32"} | dict.fromkeys(
         ("outputs", "inputs", "x_stride", "out_stride"), "i32!"
     )

@@ -34,6 +34,7 @@ FAMILIES = {
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
     ),
+    "gemma": ("Gemma3", {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"] * 2}),
 }
 
 
@@ -45,7 +46,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 16}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "eos_token_id": 2}
     torch.manual_seed(7)
-    config = getattr(transformers, f"{name}Config")
+    config = transformers.Gemma3TextConfig if name == "Gemma3" else getattr(transformers, f"{name}Config")
     made = getattr(transformers, f"{name}ForCausalLM")(config(**sizes | {"initializer_range": 0.2} | extra))
     made.save_pretrained(directory)
     for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -111,7 +112,7 @@ def test_layers_with_and_without_experts_are_of_two_sizes_and_share_no_slots(tmp
     assert not same_size(Bench(tmp_path).model)
 
 
-@pytest.mark.parametrize("family", ["qwen3moe-wide"])
+@pytest.mark.parametrize("family", ["qwen3moe-wide", "gemma3-wide"])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_have_the_same_bits_however_they_are_cut_and_whatever_is_beside(
     way: str, family: str, tmp_path: Path
