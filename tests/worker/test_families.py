@@ -220,8 +220,10 @@ def test_sizes_of_experts_that_the_kernels_do_not_suit_are_named() -> None:
     assert suits == {24: "moe_intermediate_size = 24 is no multiple of 16", 32: ""}, "no layer is as wide as 100"
 
 
-def test_fine_tuning_refuses_experts_by_name(tmp_path: Path) -> None:
-    reference(tmp_path, "qwen3moe", num_hidden_layers=1)
+@pytest.mark.parametrize("family", ["qwen3moe", "gemma3"])
+def test_fine_tuning_refuses_families_that_it_does_not_train(family: str, tmp_path: Path) -> None:
+    reference(tmp_path, family)
+    config = load_config(tmp_path)
     for refuses in (check_trainable, module_widths):
-        with pytest.raises(ConfigError, match="does not train Qwen3MoeForCausalLM; train it elsewhere"):
-            refuses(load_config(tmp_path))
+        with pytest.raises(ConfigError, match=f"does not train {config.architecture}; train it elsewhere"):
+            refuses(config)

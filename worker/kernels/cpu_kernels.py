@@ -209,9 +209,7 @@ class ModelKernels:
 
     def embed(self, table: torch.Tensor, tokens: np.ndarray, x: torch.Tensor) -> None:
         """Fills rows of `x` with the embeddings of int64 `tokens`."""
-        self._lib.upbeat_embed(
-            self._type, self._at, table.data_ptr(), tokens.ctypes.data, len(tokens), x.data_ptr()
-        )
+        self._lib.upbeat_embed(self._type, self._at, table.data_ptr(), tokens.ctypes.data, len(tokens), x.data_ptr())
 
     def project(self, layer: PackedLayer, buffers: Buffers, tokens: int) -> None:
         """x -> q and kv, rotated."""

@@ -60,9 +60,7 @@ class _Singles:
 class AttentionPlan:
     """How `queries` attend over `kv` in layers whose window is `window`. scale: of scores; None: 1 / sqrt(head_dim)."""
 
-    def __init__(
-        self, kv: PagedKv, queries: Sequence[Query], window: int | None, scale: float | None = None
-    ) -> None:
+    def __init__(self, kv: PagedKv, queries: Sequence[Query], window: int | None, scale: float | None = None) -> None:
         self._kv, self._scale = kv, scale
         self._chunk = kv.shape.chunk_tokens
         self._many = [self._plan_many(q, window) for q in queries if q.count > 1]

@@ -1,5 +1,5 @@
-"""The forward pass of the Llama family and its relatives, as functions over packed tokens `[tokens, hidden]`, without state, KV or
-batching.
+"""The forward pass of the Llama family and its relatives, as functions over packed tokens `[tokens, hidden]`, without
+state, KV or batching.
 
 Operations and roundings follow the published implementations (norms in float32, everything else in the model's type),
 so that logits agree.
@@ -106,9 +106,7 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]` of the layer's input `x [tokens, hidden]`;
     q and k are rotated."""
-    packed = F.linear(norm(c, x, w.input_norm), w.qkv, w.qkv_bias).view(
-        -1, c.heads + 2 * c.kv_heads, c.head_dim
-    )
+    packed = F.linear(norm(c, x, w.input_norm), w.qkv, w.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
     q, k, v = torch.split(packed, [c.heads, c.kv_heads, c.kv_heads], dim=1)
     if w.q_norm is not None and w.k_norm is not None:
         q, k = norm(c, q, w.q_norm), norm(c, k, w.k_norm)

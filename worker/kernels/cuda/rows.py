@@ -34,10 +34,7 @@ def _add_norm(
     wide = mine.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / HIDDEN + eps)
     gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
-    if GEMMA:
-        result = normed * (1.0 + gain)
-    else:
-        result = gain * normed.to(mine.dtype).to(tl.float32)
+    result = normed * (1.0 + gain) if GEMMA else gain * normed.to(mine.dtype).to(tl.float32)
     tl.store(out + row * HIDDEN + i, result.to(mine.dtype), mask=inside)
 
 
@@ -128,10 +125,9 @@ def _gate_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.c
     gate = tl.load(gate_up + row * 2 * WIDTH + i, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + i, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
+    slope = wide
     if GELU:  # by tanh: x / 2 * (1 + tanh(y)) = x / (1 + exp(-2 y))
         slope = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
-    else:
-        slope = wide
     gated = (wide / (1.0 + tl.exp(-slope))).to(gate.dtype)
     tl.store(out + row * WIDTH + i, (gated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
@@ -167,9 +163,9 @@ def rotate_write(
     pages.
 
     packed `[tokens, (heads + 2 kv_heads) * head_dim]`, q `[tokens, heads * head_dim]`; cos and sin `[positions,
-    head_dim / 2]`; norms: weights of the norms of queries and keys, applied before rotation; gemma: see `add_norm`; table int64 `[slices,
-    width]`, byte addresses of one layer's pages; places int32 `[tokens, 2]`, position and slice of each token; a
-    negative position marks padding, which is skipped.
+    head_dim / 2]`; norms: weights of the norms of queries and keys, applied before rotation (gemma: see `add_norm`);
+    table int64 `[slices, width]`, byte addresses of one layer's pages; places int32 `[tokens, 2]`, position and slice
+    of each token; a negative position marks padding, which is skipped.
     """
     half = cos.shape[1]
     q_norm, k_norm = norms or (cos, cos)
