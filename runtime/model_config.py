@@ -1,7 +1,8 @@
 """Parses a Hugging Face config.json: which models of the Llama family are served, and how they compute.
 
 Supported: Llama (with SmolLM), Mistral, Qwen2, Qwen3, Qwen3-MoE and Gemma 3's text models, in the formats of
-transformers 4 and 5. An unsupported key that would change the output is refused by name.
+transformers 4 and 5. Of a Gemma 3 model that reads images, the text model is served. An unsupported key that would
+change the output is refused by name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
 from runtime.elsewhere import VLLM, server_of_architecture, server_of_quantisation
 from runtime.model_experts import Experts, read_experts
-from runtime.model_gemma import Gemma, read_gemma
+from runtime.model_gemma import GEMMA_WITH_IMAGES, Gemma, gemma_keys, read_gemma
 from runtime.model_keys import Keys
 from runtime.model_rope import Rope, read_rope
 from runtime.model_windows import read_windows
@@ -28,6 +29,7 @@ ARCHITECTURES = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
     "Gemma3ForCausalLM",
+    GEMMA_WITH_IMAGES,
 )
 #: The key of config.json with the digest of the adapter that was merged into the weights.
 ADAPTER_KEY = "upbeat_adapter"
@@ -112,9 +114,10 @@ def adapter_digest(directory: Path) -> bytes:
 
 def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfig:
     """A ModelConfig from config.json's content. Raises ConfigError naming the key, the value and `where`."""
-    get = Keys(data, where)
     architecture = _architecture(data, where)
-    gemma, rope = read_gemma(get) if architecture.startswith("Gemma3") else (None, read_rope(get))
+    is_gemma = architecture.startswith("Gemma3")
+    get = gemma_keys(data, architecture, where) if is_gemma else Keys(data, where)
+    gemma, rope = read_gemma(get) if is_gemma else (None, read_rope(get))
     _refuse_unsupported(get, gemma is not None)
     hidden, heads, layers = (
         get.integer("hidden_size"),
@@ -124,8 +127,7 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
     kv_heads = get.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise get.wrong("num_key_value_heads", f"must divide num_attention_heads, {heads}")
-    own = {"Qwen3ForCausalLM": 128, "Gemma3ForCausalLM": 256}
-    head_dim = get.integer("head_dim", 0, least=0) or own.get(architecture, hidden // heads)
+    head_dim = get.integer("head_dim", 0, least=0) or (128 if architecture == "Qwen3ForCausalLM" else hidden // heads)
     if head_dim % 2:
         raise get.wrong("head_dim", "must be even")
     qwen2, llama, qwen3 = (architecture.startswith(name) for name in ("Qwen2", "Llama", "Qwen3"))
@@ -150,9 +152,9 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         out_bias=bias,
         mlp_bias=get.boolean("mlp_bias", False) if llama else False,
         qk_norm=qwen3 or gemma is not None,
-        tied=get.boolean("tie_word_embeddings", gemma is not None),
+        tied=get.boolean("tie_word_embeddings", False),
         dtype=_dtype(get),
-        eos_ids=token_ids(data.get("eos_token_id"), f"{where}: eos_token_id"),
+        eos_ids=token_ids(get.data.get("eos_token_id"), f"{get.where}: eos_token_id"),
         experts=read_experts(get, layers) if architecture.startswith("Qwen3Moe") else None,
         gemma=gemma,
     )

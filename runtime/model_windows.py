@@ -17,7 +17,7 @@ def read_windows(get: Keys, architecture: str, layers: int) -> tuple[int | None,
     gemma = architecture.startswith("Gemma3")
     if architecture.startswith("Llama") or (get.data.get("sliding_window") is None and not gemma):
         return (None,) * layers
-    window = get.integer("sliding_window", 4096)
+    window = 4096 if gemma and "sliding_window" not in get.data else get.integer("sliding_window")
     if architecture.startswith("Mistral"):
         return (window,) * layers
     if not gemma and not get.boolean("use_sliding_window", False):

@@ -10,6 +10,7 @@ import torch
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES, KvShape, fingerprint
 from runtime.model_config import ModelConfig, adapter_digest, load_config, read_json, token_ids
+from runtime.model_gemma import GEMMA_WITH_IMAGES
 from worker.core.granules import OutOfGranules, Owner, Use
 from worker.memory.device_memory import DeviceMemory
 from worker.models.checkpoint import Checkpoint
@@ -131,6 +132,8 @@ def lay_out(
         )
     config = load_config(directory)
     checkpoint = Checkpoint(directory)
+    if config.architecture == GEMMA_WITH_IMAGES:
+        checkpoint.leave_images()
     served = choose_dtype(dtype, checkpoint)
     owner = Owner(Use.WEIGHTS, name or directory.name)
     layers = [WeightSpan(memory, owner, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)]

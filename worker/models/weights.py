@@ -327,7 +327,7 @@ def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[_Packed]:
     ]
     if not config.tied:
         parts.append(plain("head", "lm_head.weight", table))
-    elif "lm_head.weight" in checkpoint.tensors:
+    elif checkpoint.has("lm_head.weight"):
         checkpoint.get("lm_head.weight", table)  # a repeated embedding; marked as taken, not used
     return parts
 

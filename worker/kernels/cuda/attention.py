@@ -50,8 +50,9 @@ class AttentionShape:
 
     def tiles(self, prefill: bool) -> Tiles:
         """Shapes for Hopper's shared memory and tensor cores; smaller for float32, whose tiles are twice as large."""
-        keys = min(64, self.chunk_tokens & -self.chunk_tokens)  # a tile lies in one page
         wide = self.dtype == torch.float32
+        most = 32 if wide and self.head_dim > 128 else 64
+        keys = min(most, self.chunk_tokens & -self.chunk_tokens)  # a tile lies in one page
         if wide or not prefill:
             return Tiles(max(16, self.group), keys, 4, 2 if wide else 3)
         return Tiles(max(128 if self.head_dim <= 128 else 64, self.group), keys, 8, 2)
