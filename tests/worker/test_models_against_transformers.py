@@ -115,7 +115,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def reference(
-    directory: Path, case: str, dtype: torch.dtype = torch.float32, **sizes: int
+    directory: Path, case: str, dtype: torch.dtype = torch.float32, **sizes: int | None
 ) -> transformers.PreTrainedModel:
     """A random model of this case, saved to `directory`; norms and biases are random too, so that none can be
     forgotten."""
