@@ -1,7 +1,8 @@
 """Parses a Hugging Face config.json: which models of the Llama family are served, and how they compute.
 
-Supported: Llama (with SmolLM), Mistral, Qwen2, Qwen3 and Qwen3-MoE, in the formats of transformers 4 and 5. An
-unsupported key that would change the output is refused by name.
+Supported: Llama (with SmolLM), Mistral, Qwen2, Qwen3, Qwen3-MoE and Gemma 3's text models, in the formats of
+transformers 4 and 5. Of a Gemma 3 model that reads images, the text model is served. An unsupported key that would
+change the output is refused by name.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
-from runtime.elsewhere import server_of_architecture, server_of_quantisation
+from runtime.elsewhere import VLLM, server_of_architecture, server_of_quantisation
 from runtime.model_experts import Experts, read_experts
+from runtime.model_gemma import GEMMA_WITH_IMAGES, Gemma, gemma_keys, read_gemma
 from runtime.model_keys import Keys
 from runtime.model_rope import Rope, read_rope
+from runtime.model_windows import read_windows
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -25,6 +28,8 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "Gemma3ForCausalLM",
+    GEMMA_WITH_IMAGES,
 )
 #: The key of config.json with the digest of the adapter that was merged into the weights.
 ADAPTER_KEY = "upbeat_adapter"
@@ -36,6 +41,7 @@ class ModelConfig:
 
     windows: per layer, how many of the last tokens (itself included) a token sees; None: all.
     dtype: the type named in config.json, or None. experts: of layers that have some; None: no layer has.
+    gemma: what Gemma computes otherwise; None for other families. rope: of layers without a window, if it has another.
     """
 
     architecture: str
@@ -58,6 +64,12 @@ class ModelConfig:
     dtype: str | None
     eos_ids: frozenset[int]
     experts: Experts | None = None
+    gemma: Gemma | None = None
+
+    @property
+    def attention_scale(self) -> float:
+        """The factor of attention's scores."""
+        return float(self.gemma.query_scalar if self.gemma else self.head_dim) ** -0.5
 
     def has_experts(self, layer: int) -> bool:
         """Whether a token chooses among experts in this layer."""
@@ -102,9 +114,11 @@ def adapter_digest(directory: Path) -> bytes:
 
 def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfig:
     """A ModelConfig from config.json's content. Raises ConfigError naming the key, the value and `where`."""
-    get = Keys(data, where)
     architecture = _architecture(data, where)
-    _refuse_unsupported(get)
+    is_gemma = architecture.startswith("Gemma3")
+    get = gemma_keys(data, architecture, where) if is_gemma else Keys(data, where)
+    gemma, rope = read_gemma(get) if is_gemma else (None, read_rope(get))
+    _refuse_unsupported(get, gemma is not None)
     hidden, heads, layers = (
         get.integer("hidden_size"),
         get.integer("num_attention_heads"),
@@ -117,8 +131,7 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
     if head_dim % 2:
         raise get.wrong("head_dim", "must be even")
     qwen2, llama, qwen3 = (architecture.startswith(name) for name in ("Qwen2", "Llama", "Qwen3"))
-    bias = get.boolean("attention_bias", False) if llama or qwen3 else False
-    rope = read_rope(get)
+    bias = get.boolean("attention_bias", False) if llama or qwen3 or gemma else False
     max_tokens = get.integer("max_position_embeddings")
     if rope.kind == "yarn":  # published configurations give the length before or after stretching
         max_tokens = max(max_tokens, int(rope.original_tokens * rope.factor))
@@ -134,15 +147,16 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         norm_eps=get.number("rms_norm_eps", 1e-6),
         rope=rope,
         max_tokens=max_tokens,
-        windows=_windows(get, architecture, layers),
+        windows=read_windows(get, architecture, layers),
         qkv_bias=True if qwen2 else bias,
         out_bias=bias,
         mlp_bias=get.boolean("mlp_bias", False) if llama else False,
-        qk_norm=qwen3,
+        qk_norm=qwen3 or gemma is not None,
         tied=get.boolean("tie_word_embeddings", False),
         dtype=_dtype(get),
-        eos_ids=token_ids(data.get("eos_token_id"), f"{where}: eos_token_id"),
+        eos_ids=token_ids(get.data.get("eos_token_id"), f"{get.where}: eos_token_id"),
         experts=read_experts(get, layers) if architecture.startswith("Qwen3Moe") else None,
+        gemma=gemma,
     )
 
 
@@ -163,9 +177,9 @@ def _architecture(data: dict[str, Any], where: str) -> str:
     return str(name)
 
 
-def _refuse_unsupported(get: Keys) -> None:
-    if get.data.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise get.wrong("hidden_act", "is not supported; supported: silu")
+def _refuse_unsupported(get: Keys, gemma: bool) -> None:
+    if not gemma and get.data.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise get.wrong("hidden_act", f"is not supported; supported: silu; or {VLLM}")
     quantised = get.data.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
@@ -179,27 +193,6 @@ def _refuse_unsupported(get: Keys) -> None:
         )
     if get.data.get("partial_rotary_factor", 1.0) != 1.0:
         raise get.wrong("partial_rotary_factor", "is not supported; supported: 1.0")
-
-
-def _windows(get: Keys, architecture: str, layers: int) -> tuple[int | None, ...]:
-    """Llama never has windows; Mistral has them in all layers; Qwen2 and Qwen3 in the layers that config.json names, if
-    enabled; Qwen3-MoE in all layers, if enabled."""
-    if architecture.startswith("Llama") or get.data.get("sliding_window") is None:
-        return (None,) * layers
-    window = get.integer("sliding_window")
-    if architecture.startswith("Mistral"):
-        return (window,) * layers
-    if not get.boolean("use_sliding_window", False):
-        return (None,) * layers
-    if architecture.startswith("Qwen3Moe"):
-        return (window,) * layers
-    kinds = get.data.get("layer_types")
-    if kinds is None:
-        full = get.integer("max_window_layers", layers, least=0)
-        return tuple(window if layer >= full else None for layer in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise get.wrong("layer_types", f"must name full_attention or sliding_attention for each of {layers} layers")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _dtype(get: Keys) -> str | None:

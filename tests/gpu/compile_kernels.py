@@ -50,8 +50,23 @@ def compiled(name: str, kernel: Any, types: dict[str, str], fixed: dict[str, Any
 
 
 def main() -> None:
-    """An 8B model of the Llama family: 32 heads, 8 KV heads, head_dim 128, hidden 4096, pages of 64 tokens."""
-    shape = attention.AttentionShape(32, 8, 128, 64, torch.bfloat16)
+    """An 8B model of the Llama family: 32 heads, 8 KV heads, head_dim 128, hidden 4096, pages of 64 tokens; and what
+    other families have instead."""
+    compile_attention("", attention.AttentionShape(32, 8, 128, 64, torch.bfloat16), window=0)
+    compile_rows("", 32, 8, 128, 4096, 14336, gemma=False)
+    types = {"x": E, "weight": E, "bias": E, "out": E, "rows": "i32"} | dict.fromkeys(
+        ("outputs", "inputs", "x_stride", "out_stride"), "i32!"
+    )
+    fixed = {"BIAS": False, "WIDEN": False, "ROWS": 64, "OUTPUTS": 64, "INPUTS": 64}
+    compiled("product", products._product, types, fixed, 4, 3)
+    compile_experts()
+    # Gemma 3 4B.
+    compile_attention("gemma_", attention.AttentionShape(8, 4, 256, 64, torch.bfloat16), window=1024)
+    compile_rows("gemma_", 8, 4, 256, 2560, 10240, gemma=True)
+
+
+def compile_attention(prefix: str, shape: attention.AttentionShape, window: int) -> None:
+    """The kernels of attention, named with `prefix`."""
     common = {
         "q": E,
         "out": E,
@@ -62,37 +77,39 @@ def main() -> None:
         "scale": "fp32",
         "splits": "i32",
     }
+    sizes = {"HEADS": shape.heads, "DIM": shape.head_dim, "DIM_UP": shape.head_dim, "WINDOW": window}
     for prefill in (True, False):
         tiles, parts = shape.tiles(prefill), E if prefill else "*fp32"
-        fixed = {
-            "HEADS": 32,
-            "SHARED": 4,
-            "GROUP": 4,
-            "DIM": 128,
-            "DIM_UP": 128,
-            "CHUNK": 64,
-            "WINDOW": 0,
+        fixed = sizes | {
+            "SHARED": shape.heads // shape.kv_heads,
+            "GROUP": shape.group,
+            "CHUNK": shape.chunk_tokens,
             "BYTES": 2,
             "WIDEN": False,
         }
         fixed |= {"ROWS": tiles.rows, "TILE": tiles.keys, "SPLIT": 0 if prefill else attention.SPLIT_TOKENS}
         types = common | {"parts": parts, "stats": parts}
-        compiled("prefill" if prefill else "decode", attention._attend, types, fixed, tiles.warps, tiles.stages)
-    fixed = {"HEADS": 32, "DIM": 128, "DIM_UP": 128, "WINDOW": 0, "SPLIT": attention.SPLIT_TOKENS}
-    compiled("merge", attention._merge, common | {"parts": "*fp32", "stats": "*fp32"}, fixed, 1, 3)
+        name = prefix + ("prefill" if prefill else "decode")
+        compiled(name, attention._attend, types, fixed, tiles.warps, tiles.stages)
+    types = common | {"parts": "*fp32", "stats": "*fp32"}
+    compiled(f"{prefix}merge", attention._merge, types, sizes | {"SPLIT": attention.SPLIT_TOKENS}, 1, 3)
+
+
+def compile_rows(
+    prefix: str, heads: int, kv_heads: int, head_dim: int, hidden: int, intermediate: int, *, gemma: bool
+) -> None:
+    """The kernels between products and attention, named with `prefix`. gemma: as Gemma has them, heads' norms too."""
     norm = {"x": E, "delta": E, "weight": E, "out": E, "eps": "fp32"}
-    compiled("add_norm", rows._add_norm, norm, {"HIDDEN": 4096, "HIDDEN_UP": 4096, "ADD": True}, 8, 3)
+    up = triton.next_power_of_2(hidden)
+    fixed = {"HIDDEN": hidden, "HIDDEN_UP": up, "ADD": True, "GEMMA": gemma}
+    compiled(f"{prefix}add_norm", rows._add_norm, norm, fixed, 8 if hidden >= 4096 else 4, 3)
     rotation = dict.fromkeys(("packed", "q", "cos", "sin", "q_norm", "k_norm"), E)
     rotation |= {"table": "*i64", "width": "i32", "places": "*i32", "eps": "fp32"}
-    fixed = {"HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "HALF": 64, "HALF_UP": 64, "CHUNK": 64, "BYTES": 2, "NORM": False}
-    compiled("rotate_write", rows._rotate_write, rotation, fixed, 1, 3)
-    compiled("silu_mul", rows._silu_mul, {"gate_up": E, "out": E}, {"WIDTH": 14336, "BLOCK": 1024}, 4, 3)
-    types = {"x": E, "weight": E, "bias": E, "out": E, "rows": "i32"} | dict.fromkeys(
-        ("outputs", "inputs", "x_stride", "out_stride"), "i32!"
-    )
-    fixed = {"BIAS": False, "WIDEN": False, "ROWS": 64, "OUTPUTS": 64, "INPUTS": 64}
-    compiled("product", products._product, types, fixed, 4, 3)
-    compile_experts()
+    fixed = {"HEADS": heads, "KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "HALF": head_dim // 2}
+    fixed |= {"HALF_UP": head_dim // 2, "CHUNK": 64, "BYTES": 2, "NORM": gemma, "GEMMA": gemma}
+    compiled(f"{prefix}rotate_write", rows._rotate_write, rotation, fixed, 1, 3)
+    gate = {"WIDTH": intermediate, "BLOCK": 1024, "GELU": gemma}
+    compiled(f"{prefix}gate_mul", rows._gate_mul, {"gate_up": E, "out": E}, gate, 4, 3)
 
 
 def compile_experts() -> None:

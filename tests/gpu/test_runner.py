@@ -77,6 +77,8 @@ class Fence(HostFence):
         *(pytest.param(c, marks=pytest.mark.slow) for c in ("llama", "qwen2", "mistral-window", "qwen3-biased")),
         "qwen3-some-windows",
         pytest.param("qwen3moe-some-dense", marks=[pytest.mark.slow, pytest.mark.sample]),
+        pytest.param("gemma3", marks=[pytest.mark.slow, pytest.mark.sample]),
+        pytest.param("gemma3-two-ropes", marks=pytest.mark.slow),
         pytest.param("qwen3moe-plain-weights", marks=pytest.mark.slow),
     ],
 )

@@ -34,18 +34,30 @@ FAMILIES = {
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
     ),
+    # With tied embeddings, a random model repeats its last token whatever else it sees.
+    "gemma": (
+        "Gemma3",
+        {
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of 4 layers with the demo model's tokenizer."""
-    name, extra = FAMILIES[request.param]
-    directory = tmp_path_factory.mktemp(request.param)
+    return family_model(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def family_model(family: str, directory: Path) -> Path:
+    """A random model of 4 layers with the demo model's tokenizer, saved to `directory`."""
+    name, extra = FAMILIES[family]
     sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 16}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "eos_token_id": 2}
     torch.manual_seed(7)
-    config = getattr(transformers, f"{name}Config")
+    config = transformers.Gemma3TextConfig if name == "Gemma3" else getattr(transformers, f"{name}Config")
     made = getattr(transformers, f"{name}ForCausalLM")(config(**sizes | {"initializer_range": 0.2} | extra))
     made.save_pretrained(directory)
     for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -80,12 +92,12 @@ def test_chunked_batched_cached_and_loaded_answers_are_those_of_cold_runs(
     harness.close()
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
-def test_layers_of_experts_lend_their_memory_and_come_back_from_the_image(
-    kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("family", "kernels"), [("qwen3moe", "native"), ("qwen3moe", "torch"), ("gemma3", "native")])
+def test_layers_lend_their_memory_and_come_back_from_the_image(
+    family: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Bench, "computes", kernels)
-    reference(tmp_path, "qwen3moe", num_hidden_layers=9)
+    reference(tmp_path, family, num_hidden_layers=9, layer_types=None)
     bench, tokens, fails = Bench(tmp_path), prompt(20), [-1]
     pages = bench.pages(20)
 
@@ -111,7 +123,7 @@ def test_layers_with_and_without_experts_are_of_two_sizes_and_share_no_slots(tmp
     assert not same_size(Bench(tmp_path).model)
 
 
-@pytest.mark.parametrize("family", ["qwen3moe-wide"])
+@pytest.mark.parametrize("family", ["qwen3moe-wide", "gemma3-wide"])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_have_the_same_bits_however_they_are_cut_and_whatever_is_beside(
     way: str, family: str, tmp_path: Path
@@ -219,8 +231,10 @@ def test_sizes_of_experts_that_the_kernels_do_not_suit_are_named() -> None:
     assert suits == {24: "moe_intermediate_size = 24 is no multiple of 16", 32: ""}, "no layer is as wide as 100"
 
 
-def test_fine_tuning_refuses_experts_by_name(tmp_path: Path) -> None:
-    reference(tmp_path, "qwen3moe", num_hidden_layers=1)
+@pytest.mark.parametrize("family", ["qwen3moe", "gemma3"])
+def test_fine_tuning_refuses_families_that_it_does_not_train(family: str, tmp_path: Path) -> None:
+    reference(tmp_path, family)
+    config = load_config(tmp_path)
     for refuses in (check_trainable, module_widths):
-        with pytest.raises(ConfigError, match="does not train Qwen3MoeForCausalLM; train it elsewhere"):
-            refuses(load_config(tmp_path))
+        with pytest.raises(ConfigError, match=f"does not train {config.architecture}; train it elsewhere"):
+            refuses(config)

@@ -43,6 +43,15 @@ LLAMA3_ROPE = {
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 #: Half of a layer's experts are taken by some token of most steps, none by all.
 EXPERTS = {"head_dim": 16, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+GEMMA = {
+    "head_dim": 16,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 3e4, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
 CASES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -79,6 +88,13 @@ CASES = {
     "qwen3-biased": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
     "qwen3-wide": ("Qwen3", {"head_dim": 32, "intermediate_size": 96}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3", GEMMA),
+    "gemma3-two-ropes": (
+        "Gemma3",
+        GEMMA | {"query_pre_attn_scalar": 40, "rope_parameters": TWO_ROPES, "num_key_value_heads": 6},
+    ),
+    "gemma3-untied": ("Gemma3", GEMMA | {"tie_word_embeddings": False, "attention_bias": True}),
+    "gemma3-wide": ("Gemma3", GEMMA | {"head_dim": 32, "intermediate_size": 96}),
     "qwen3moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
     "qwen3moe-plain-weights": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": False, "tie_word_embeddings": True}),
     "qwen3moe-some-dense": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [1], "norm_topk_prob": True}),
@@ -99,14 +115,15 @@ def _one_thread() -> Iterator[None]:
 
 
 def reference(
-    directory: Path, case: str, dtype: torch.dtype = torch.float32, **sizes: int
+    directory: Path, case: str, dtype: torch.dtype = torch.float32, **sizes: int | None
 ) -> transformers.PreTrainedModel:
     """A random model of this case, saved to `directory`; norms and biases are random too, so that none can be
     forgotten."""
     name, extra = CASES[case]
     extra = extra | sizes
     torch.manual_seed(sorted(CASES).index(case))
-    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**SIZES | extra)).eval()
+    config = transformers.Gemma3TextConfig if name == "Gemma3" else getattr(transformers, f"{name}Config")
+    model = getattr(transformers, f"{name}ForCausalLM")(config(**SIZES | extra)).eval()
     with torch.no_grad():
         for key, value in model.named_parameters():
             if value.dim() == 1:
@@ -193,7 +210,7 @@ def test_logits_equal_those_of_transformers_in_one_step_in_chunks_and_token_by_t
         torch.testing.assert_close(got[0], theirs[at], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral-window", "qwen3", "qwen2-some-windows", "qwen3moe"])
+@pytest.mark.parametrize("case", ["llama", "mistral-window", "qwen3", "qwen2-some-windows", "qwen3moe", "gemma3"])
 def test_a_mixed_batch_of_prefill_and_decode_gives_each_sequence_what_it_gets_alone(case: str, tmp_path: Path) -> None:
     theirs_model = reference(tmp_path, case)
     bench = Bench(tmp_path)
@@ -261,7 +278,7 @@ def test_a_page_is_laid_out_as_heads_then_k_and_v_then_tokens(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama", "llama-yarn-rope", "mistral-window", "qwen2", "qwen3", "qwen3moe"])
+@pytest.mark.parametrize("case", ["llama", "llama-yarn-rope", "mistral-window", "qwen2", "qwen3", "qwen3moe", "gemma3"])
 def test_short_types_stay_close_to_transformers(case: str, dtype: str, tmp_path: Path) -> None:
     theirs_model = reference(tmp_path, case, getattr(torch, dtype))
     bench = Bench(tmp_path, dtype=dtype)

@@ -22,6 +22,8 @@ from contracts.kv import fingerprint
 from loadtest.random_model import SHAPES, make_random_model, parameters
 from runtime.model_config import load_config, parse_config
 from runtime.model_experts import Experts
+from runtime.model_gemma import Gemma
+from runtime.model_rope import Rope
 from worker.memory.device_memory import host_memory
 from worker.models.checkpoint import Checkpoint
 from worker.models.digest import cached_weights_digest, model_digest
@@ -35,6 +37,12 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "vocab_size": 100,
     "max_position_embeddings": 2048,
+}
+GEMMA: dict[str, Any] = LLAMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 32,
+    "num_hidden_layers": 7,
 }
 QWEN3_MOE: dict[str, Any] = LLAMA | {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -155,6 +163,44 @@ def test_experts_that_contradict_themselves_are_refused_by_key_and_value(change:
     assert named in str(caught.value) and "config.json" in str(caught.value)
 
 
+def test_gemma_is_read_as_both_versions_of_transformers_write_it() -> None:
+    c = parse_config(GEMMA)
+    assert c.windows == (32,) * 5 + (None, 32) and c.head_dim == 256 and c.tied and c.qk_norm
+    assert c.rope == Rope(1e6) and c.gemma == Gemma(Rope(10_000.0), 256.0) and c.attention_scale == 1 / 16
+    four = GEMMA | {
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 7.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8},
+    }
+    full, sliding = {"rope_type": "linear", "rope_theta": 5e5, "factor": 8}, {"rope_theta": 7.0}
+    five = GEMMA | {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+    for config in (parse_config(four), parse_config(five)):
+        assert config.rope == Rope(5e5, "linear", 8.0) and config.gemma == Gemma(Rope(7.0), 256.0)
+    assert parse_config(GEMMA | {"sliding_window_pattern": 2}).windows == (32, None) * 3 + (32,)
+    kinds = ["full_attention"] * 6 + ["sliding_attention"]
+    assert parse_config(GEMMA | {"layer_types": kinds}).windows == (None,) * 6 + (32,)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_activation": "relu"}, "hidden_activation = 'relu'"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported; serve it with --engine"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0"),
+        ({"rope_parameters": {"full_attention": "yes"}}, "rope_parameters"),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "longrope"}}}, "'longrope'"),
+        ({"layer_types": [{}] * 7}, "layer_types"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+    ],
+)
+def test_what_gemma_may_not_say_is_refused_by_key_and_value(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(GEMMA | change)
+    assert named in str(caught.value) and "config.json" in str(caught.value)
+
+
 def test_what_the_native_engine_does_not_serve_names_the_engine_that_may() -> None:
     for change in ({"architectures": ["MixtralForCausalLM"]}, {"quantization_config": {"quant_method": "awq"}}):
         with pytest.raises(ConfigError, match="serve it with --engine vllm"):
@@ -260,7 +306,8 @@ def changed(value: Any) -> Any:
     raise AssertionError(f"say how {value!r} is changed")
 
 
-CONFIG = parse_config(QWEN3_MOE | {"torch_dtype": "bfloat16"})
+#: Every part of a configuration, whichever family has it.
+CONFIG = replace(parse_config(QWEN3_MOE | {"torch_dtype": "bfloat16"}), gemma=Gemma(Rope(), 64.0))
 #: They decide where an answer ends and how long it may be, which type is served where nothing says it (that type has
 #: its own place in the fingerprint), or are only a name of what the other fields say.
 NOT_OF_THE_CACHE = {"architecture", "eos_ids", "max_tokens", "dtype"}

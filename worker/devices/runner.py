@@ -77,13 +77,14 @@ class Runner:
         last_rows = torch.tensor([q.row + q.count - 1 for q in wanted], dtype=torch.int64)
 
         places = _Places(slices, kv.shape.chunk_tokens)
-        plans = {window: AttentionPlan(kv, queries, window) for window in set(c.windows[:-1])}
-        last_plan = AttentionPlan(kv, lasts, c.windows[-1])
-        cos, sin = model.rope.at(places.positions, max(s.start + len(s.tokens) for s in slices))
-        x = llama.embed(model.top, torch.tensor([t for s in slices for t in s.tokens]))
+        plans = {window: AttentionPlan(kv, queries, window, c.attention_scale) for window in set(c.windows[:-1])}
+        last_plan = AttentionPlan(kv, lasts, c.windows[-1], c.attention_scale)
+        longest = max(s.start + len(s.tokens) for s in slices)
+        turned = {rope: rope.at(places.positions, longest) for rope in model.ropes()}
+        x = llama.embed(model.top, c, torch.tensor([t for s in slices for t in s.tokens]))
         for layer in range(c.layers):
             weights = model.layers.acquire(layer)
-            q, k, v = llama.project(weights, c, x, cos, sin)
+            q, k, v = llama.project(weights, c, x, *turned[model.rope_of(layer)])
             before_layer(layer)
             places.write(kv, layer, k, v)
             after_layer(layer)

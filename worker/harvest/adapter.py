@@ -55,7 +55,7 @@ def target_modules() -> list[str]:
 
 def check_trainable(c: ModelConfig) -> None:
     """Raises ConfigError for a family whose layers are not trained here."""
-    if c.experts is not None:
+    if c.experts is not None or c.gemma is not None:
         raise ConfigError(
             f"fine-tuning does not train {c.architecture}; train it elsewhere, merge the adapter, and serve the merged "
             "model"

@@ -15,6 +15,7 @@ import torch
 
 from runtime.model_config import ModelConfig
 from worker.core.kernel_speed import KernelSpeed
+from worker.models.llama import embedding_scale
 from worker.models.weights import LayerWeights
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -26,7 +27,10 @@ LANES = 16
 PADDING = LANES
 _MOST_SHARED_HEADS = 48
 #: Weights that stay plain, and those that are packed in tiles.
-_PLAIN = ("input_norm", "post_norm", "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm", "router")
+_PLAIN = (
+    *("input_norm", "post_norm", "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm"),
+    *("router", "attended_norm", "mlp_norm"),
+)
 _MATRICES = ("qkv", "out", "gate_up", "down")
 
 #: Tokens of one sequence: rows row .. row + count of q, at positions from `start`, written to rows from `out_row`.
@@ -42,10 +46,10 @@ class _Shape(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 *("hidden", "heads", "kv_heads", "dim", "intermediate", "chunk"),
-                *("experts", "per_token", "expert_size", "norm_weights"),
+                *("experts", "per_token", "expert_size", "norm_weights", "gemma"),
             )
         ),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
     ]
 
 
@@ -69,16 +73,18 @@ class PackedLayer(ctypes.Structure):
             "q_norm",
             "k_norm",
             "router",
+            "attended_norm",
+            "mlp_norm",
         )
     ] + [("window", ctypes.c_int32)]
 
 
 class Buffers(ctypes.Structure):
     """Addresses of one step's activations: x `[tokens, hidden]`, a and mid (rows padded by PADDING), q, kv, cos, sin.
-    With experts also routed and picked (see layer.cpp). Memory for float32; a, mid and picked are bfloat16 inside where
-    the products take that."""
+    Some families also need routed and spare (see layer.cpp). Memory for float32; a, mid and spare are bfloat16 inside
+    where the products take that."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "a", "mid", "q", "kv", "routed", "picked", "cos", "sin")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "a", "mid", "q", "kv", "routed", "spare", "cos", "sin")]
 
 
 class CpuKernels:
@@ -101,7 +107,7 @@ class CpuKernels:
             "team_use": [p, i],
             "team_end": [p],
             "pack": [i, p, p, q, q, q],
-            "embed": [i, p, p, i, i, p],
+            "embed": [i, p, p, p, i, p],
             "project": [p, i, p, p, p, i],
             "write": [p, i, p, p, i, p, p, p],
             "finish": [p, i, p, p, p, p, i, i, i, p],
@@ -166,7 +172,8 @@ class CpuKernels:
 
     def model(self, config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> ModelKernels:
         """The functions for one model."""
-        return ModelKernels(self._lib, self._team, config, chunk_tokens, self._type(config, dtype))
+        scale = embedding_scale(config, dtype)
+        return ModelKernels(self._lib, self._team, config, chunk_tokens, self._type(config, dtype), scale)
 
     def _type(self, config: ModelConfig, dtype: torch.dtype) -> int:
         if dtype is not torch.bfloat16:
@@ -181,15 +188,16 @@ class CpuKernels:
 class ModelKernels:
     """The steps of one model's forward pass. The caller owns buffers and weights and keeps them alive during calls."""
 
-    def __init__(self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, kind: int) -> None:
+    def __init__(
+        self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, kind: int, embedding_scale: float
+    ) -> None:
         self._lib, self._team, self._type = lib, team, kind
         c, e = config, config.experts
         experts = (e.count, e.per_token, e.size, int(e.norm)) if e else (0, 0, 0, 0)
-        self._shape = _Shape(
-            c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens, *experts, c.norm_eps
-        )
+        sizes = c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens
+        factors = c.norm_eps, c.attention_scale, embedding_scale
+        self._shape = _Shape(*sizes, *experts, int(c.gemma is not None), *factors)
         self._at = ctypes.byref(self._shape)
-        self._hidden = c.hidden_size
 
     def layer(self, weights: LayerWeights, window: int | None) -> PackedLayer:
         """The addresses of a layer's packed weights; valid until its slot changes."""
@@ -201,9 +209,7 @@ class ModelKernels:
 
     def embed(self, table: torch.Tensor, tokens: np.ndarray, x: torch.Tensor) -> None:
         """Fills rows of `x` with the embeddings of int64 `tokens`."""
-        self._lib.upbeat_embed(
-            self._type, table.data_ptr(), tokens.ctypes.data, len(tokens), self._hidden, x.data_ptr()
-        )
+        self._lib.upbeat_embed(self._type, self._at, table.data_ptr(), tokens.ctypes.data, len(tokens), x.data_ptr())
 
     def project(self, layer: PackedLayer, buffers: Buffers, tokens: int) -> None:
         """x -> q and kv, rotated."""

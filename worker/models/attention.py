@@ -58,10 +58,10 @@ class _Singles:
 
 
 class AttentionPlan:
-    """How `queries` attend over `kv` in layers whose window is `window`."""
+    """How `queries` attend over `kv` in layers whose window is `window`. scale: of scores; None: 1 / sqrt(head_dim)."""
 
-    def __init__(self, kv: PagedKv, queries: Sequence[Query], window: int | None) -> None:
-        self._kv = kv
+    def __init__(self, kv: PagedKv, queries: Sequence[Query], window: int | None, scale: float | None = None) -> None:
+        self._kv, self._scale = kv, scale
         self._chunk = kv.shape.chunk_tokens
         self._many = [self._plan_many(q, window) for q in queries if q.count > 1]
         singles = sorted(
@@ -79,12 +79,16 @@ class AttentionPlan:
             rows = slice(m.row, m.row + m.count)
             k, v = (runs[:, i, None, : m.keys].expand(-1, group, -1, -1) for i in (0, 1))
             queries = q[rows].view(m.count, s.kv_heads, group, s.head_dim).permute(1, 2, 0, 3)
-            attended = F.scaled_dot_product_attention(queries, k, v, attn_mask=m.mask, is_causal=m.mask is None)
+            attended = F.scaled_dot_product_attention(
+                queries, k, v, attn_mask=m.mask, is_causal=m.mask is None, scale=self._scale
+            )
             out[rows] = attended.permute(2, 0, 1, 3).reshape(m.count, q.shape[1], s.head_dim)
         for g in self._groups:
             runs = self._kv.gather_heads(g.pages[layer])
             queries = q[g.rows].view(-1, s.kv_heads, group, s.head_dim)
-            attended = F.scaled_dot_product_attention(queries, runs[:, :, 0], runs[:, :, 1], attn_mask=g.mask)
+            attended = F.scaled_dot_product_attention(
+                queries, runs[:, :, 0], runs[:, :, 1], attn_mask=g.mask, scale=self._scale
+            )
             out[g.rows] = attended.reshape(-1, q.shape[1], s.head_dim)
         return out.flatten(1)
 

@@ -19,6 +19,9 @@ from worker.memory.tensors import MappedFiles
 
 #: Old checkpoints contain the rotary embedding's frequencies, which follow from the configuration.
 _DERIVED = ".rotary_emb.inv_freq"
+#: How names of a text model begin within a model that also reads images, and by themselves.
+_WITHIN = (("language_model.", ""), ("model.language_model.", "model."))
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 class FileState(NamedTuple):
@@ -53,6 +56,7 @@ class Checkpoint:
         self.tensors: dict[str, torch.Tensor] = {}
         self.states: dict[Path, FileState] = {}
         self.taken: set[str] = set()
+        self._within: dict[str, str] = {}
         for file in self.files:
             remedy = (
                 f"{index.name} names it; download it too"
@@ -140,8 +144,20 @@ class Checkpoint:
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel() * tensor.itemsize
         return max(sizes, key=lambda d: sizes[d])
 
+    def leave_images(self) -> None:
+        """The model also reads images: from now on, tensors of its text model have the names of a text model, and those
+        for images count as requested."""
+        for name in self.tensors:
+            self._within |= {own + name[len(begin) :]: name for begin, own in _WITHIN if name.startswith(begin)}
+        self.taken |= {name for name in self.tensors if name.startswith(_OF_IMAGES)}
+
+    def has(self, name: str) -> bool:
+        """Whether `get` would find a tensor."""
+        return self._within.get(name, name) in self.tensors
+
     def get(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor `name`. Raises ConfigError unless it exists with this shape and a floating type."""
+        name = self._within.get(name, name)
         tensor = self.tensors.get(name)
         self.taken.add(name)
         if tensor is None:

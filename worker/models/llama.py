@@ -1,5 +1,5 @@
-"""The forward pass of the Llama family, as functions over packed tokens `[tokens, hidden]`, without state, KV or
-batching.
+"""The forward pass of the Llama family and its relatives, as functions over packed tokens `[tokens, hidden]`, without
+state, KV or batching.
 
 Operations and roundings follow the published implementations (norms in float32, everything else in the model's type),
 so that logits agree.
@@ -19,10 +19,12 @@ from worker.models.weights import LayerWeights, TopWeights
 
 
 class RopeTable:
-    """cos and sin of every position, `[positions, head_dim]`, in the model's type; grows with longer prompts."""
+    """cos and sin of every position, `[positions, head_dim]`, in the model's type; grows with longer prompts. rope:
+    None: the model's."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        self._frequencies, self._scale = rope_frequencies(config.rope, config.head_dim), config.rope.scale
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, rope: Rope | None = None) -> None:
+        rope = rope or config.rope
+        self._frequencies, self._scale = rope_frequencies(rope, config.head_dim), rope.scale
         self._dtype = dtype
         self._cos = self._sin = torch.empty(0, config.head_dim, dtype=dtype)
 
@@ -68,9 +70,12 @@ def _dimension_that_turns(turns: float, rope: Rope, head_dim: int) -> float:
     return head_dim * math.log(rope.original_tokens / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x` divided by its root mean square along the last dimension (in float32), times `weight`."""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, gemma: bool = False) -> torch.Tensor:
+    """`x` divided by its root mean square along the last dimension (in float32), times `weight`; gemma: times 1 +
+    `weight`, in float32 too."""
     wide = x.float()
+    if gemma:
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).to(x.dtype)
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
@@ -80,9 +85,20 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
 
 
-def embed(top: TopWeights, tokens: torch.Tensor) -> torch.Tensor:
+def norm(c: ModelConfig, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`rms_norm` as the model's family has it."""
+    return rms_norm(x, weight, c.norm_eps, c.gemma is not None)
+
+
+def embedding_scale(c: ModelConfig, dtype: torch.dtype) -> float:
+    """The factor of embeddings, rounded to `dtype`."""
+    return float(torch.tensor(c.hidden_size**0.5).to(dtype)) if c.gemma else 1.0
+
+
+def embed(top: TopWeights, c: ModelConfig, tokens: torch.Tensor) -> torch.Tensor:
     """`[tokens, hidden]` of token ids `[tokens]`."""
-    return F.embedding(tokens, top.embedding)
+    found, scale = F.embedding(tokens, top.embedding), embedding_scale(c, top.embedding.dtype)
+    return found if scale == 1.0 else found * scale
 
 
 def project(
@@ -90,24 +106,25 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]` of the layer's input `x [tokens, hidden]`;
     q and k are rotated."""
-    packed = F.linear(rms_norm(x, w.input_norm, c.norm_eps), w.qkv, w.qkv_bias).view(
-        -1, c.heads + 2 * c.kv_heads, c.head_dim
-    )
+    packed = F.linear(norm(c, x, w.input_norm), w.qkv, w.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
     q, k, v = torch.split(packed, [c.heads, c.kv_heads, c.kv_heads], dim=1)
     if w.q_norm is not None and w.k_norm is not None:
-        q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
+        q, k = norm(c, q, w.q_norm), norm(c, k, w.k_norm)
     return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 def finish_layer(w: LayerWeights, c: ModelConfig, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
     """The layer's output `[tokens, hidden]`, given its input `x` and attention's result `[tokens, heads *
     head_dim]`."""
-    x = x + F.linear(attended, w.out, w.out_bias)
-    normed = rms_norm(x, w.post_norm, c.norm_eps)
+    out = F.linear(attended, w.out, w.out_bias)
+    x = x + (out if w.attended_norm is None else norm(c, out, w.attended_norm))
+    normed = norm(c, x, w.post_norm)
     if w.router is not None and c.experts is not None:
         return x + mix_experts(w, c.experts, w.router, normed)
     gate, up = F.linear(normed, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
-    return x + F.linear(F.silu(gate) * up, w.down, w.down_bias)
+    gated = F.gelu(gate, approximate="tanh") if c.gemma else F.silu(gate)
+    out = F.linear(gated * up, w.down, w.down_bias)
+    return x + (out if w.mlp_norm is None else norm(c, out, w.mlp_norm))
 
 
 def route(e: Experts, router: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,4 +153,4 @@ def mix_experts(w: LayerWeights, e: Experts, router: torch.Tensor, x: torch.Tens
 
 def logits(top: TopWeights, c: ModelConfig, x: torch.Tensor) -> torch.Tensor:
     """float32 `[tokens, vocab]` of the last layer's output `x [tokens, hidden]`."""
-    return F.linear(rms_norm(x, top.norm, c.norm_eps), top.head).float()
+    return F.linear(norm(c, x, top.norm), top.head).float()

@@ -10,6 +10,7 @@ import torch
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES, KvShape, fingerprint
 from runtime.model_config import ModelConfig, adapter_digest, load_config, read_json, token_ids
+from runtime.model_gemma import GEMMA_WITH_IMAGES
 from worker.core.granules import OutOfGranules, Owner, Use
 from worker.memory.device_memory import DeviceMemory
 from worker.models.checkpoint import Checkpoint
@@ -25,7 +26,8 @@ FLOAT32_LIMIT_BYTES = 64 << 20
 class Model:
     """A model, on the device or not.
 
-    layers: the slot table; layers may be unloaded and loaded again between steps. top, rope: valid while it is loaded.
+    layers: the slot table; layers may be unloaded and loaded again between steps. top: valid while it is loaded. rope,
+    local_rope: see `rope_of`.
     spans: of the top weights, then of each layer. weight_bytes: physical bytes of its weights when all are loaded.
     """
 
@@ -39,6 +41,15 @@ class Model:
     eos_ids: set[int]
     spans: list[WeightSpan]
     weight_bytes: int
+    local_rope: RopeTable | None = None
+
+    def rope_of(self, layer: int) -> RopeTable:
+        """The rotary table of a layer: that of layers with a window, if they have their own, or the model's."""
+        return self.rope if self.local_rope is None or self.config.windows[layer] is None else self.local_rope
+
+    def ropes(self) -> set[RopeTable]:
+        """The rotary tables that its layers use."""
+        return {self.rope_of(layer) for layer in range(self.config.layers)}
 
     def take(self) -> None:
         """Takes granules for all weights, and sets the slots; `Filling` maps and fills them. Raises OutOfGranules, when
@@ -121,6 +132,8 @@ def lay_out(
         )
     config = load_config(directory)
     checkpoint = Checkpoint(directory)
+    if config.architecture == GEMMA_WITH_IMAGES:
+        checkpoint.leave_images()
     served = choose_dtype(dtype, checkpoint)
     owner = Owner(Use.WEIGHTS, name or directory.name)
     layers = [WeightSpan(memory, owner, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)]
@@ -148,6 +161,7 @@ def lay_out(
         eos_ids=find_eos_ids(directory, config),
         spans=[top, *layers],
         weight_bytes=sum(span.bytes for span in (top, *layers)),
+        local_rope=RopeTable(config, served, config.gemma.local_rope) if config.gemma else None,
     )
 
 

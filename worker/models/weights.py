@@ -37,6 +37,7 @@ class LayerWeights:
     qkv `[(heads + 2 kv_heads) * head_dim, hidden]`, out `[hidden, heads * head_dim]`, gate_up `[2 * intermediate,
     hidden]`, down `[hidden, intermediate]`; norms and biases are vectors, None where the model has none. In a layer
     with experts, router is `[experts, hidden]`, and gate_up and down have those of all experts, one after the other.
+    attended_norm and mlp_norm follow attention's and the MLP's last product, where the model has them.
     """
 
     input_norm: torch.Tensor
@@ -52,6 +53,8 @@ class LayerWeights:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     router: torch.Tensor | None = None
+    attended_norm: torch.Tensor | None = None
+    mlp_norm: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -260,9 +263,10 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
 
     projections = {f"self_attn.{name}_proj": rows for name, rows in (("q", q), ("k", kv), ("v", kv))}
     mlp = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
+    before_mlp = "pre_feedforward" if c.gemma else "post_attention"
     parts = [
         pack("input_norm", {"input_layernorm.weight": c.hidden_size}),
-        pack("post_norm", {"post_attention_layernorm.weight": c.hidden_size}),
+        pack("post_norm", {f"{before_mlp}_layernorm.weight": c.hidden_size}),
         pack("qkv", _suffixed(projections, "weight"), c.hidden_size),
         pack("out", {"self_attn.o_proj.weight": c.hidden_size}, q),
     ]
@@ -284,6 +288,9 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
     if c.qk_norm:
         parts.append(pack("q_norm", {"self_attn.q_norm.weight": c.head_dim}))
         parts.append(pack("k_norm", {"self_attn.k_norm.weight": c.head_dim}))
+    if c.gemma is not None:
+        parts.append(pack("attended_norm", {"post_attention_layernorm.weight": c.hidden_size}))
+        parts.append(pack("mlp_norm", {"post_feedforward_layernorm.weight": c.hidden_size}))
     assert {p.field for p in parts} <= {f.name for f in fields(LayerWeights)}
     return parts
 
@@ -320,7 +327,7 @@ def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[_Packed]:
     ]
     if not config.tied:
         parts.append(plain("head", "lm_head.weight", table))
-    elif "lm_head.weight" in checkpoint.tensors:
+    elif checkpoint.has("lm_head.weight"):
         checkpoint.get("lm_head.weight", table)  # a repeated embedding; marked as taken, not used
     return parts
 

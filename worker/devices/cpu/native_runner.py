@@ -14,6 +14,7 @@ import torch
 from worker.devices.runner import Slice, check
 from worker.kernels.cpu_kernels import PADDING, QUERY, Buffers, CpuKernels, PackedLayer
 from worker.memory.paged_kv import PagedKv
+from worker.models.llama import RopeTable
 from worker.models.load import Model
 from worker.models.weights import LayerWeights
 
@@ -58,10 +59,11 @@ class NativeRunner:
         slots = (positions % chunk).astype(np.int32)
 
         tokens, base = len(positions), kv.span.address
-        buffers, x, kept = self._buffers(tokens, positions)
+        (buffers, x), turned = self._buffers(tokens), self._turned(positions)
         self._kernels.embed(model.top.embedding, np.array([t for s in slices for t in s.tokens], dtype=np.int64), x)
         for number in range(c.layers):
             layer = self._layer(number)
+            buffers.cos, buffers.sin = (t.data_ptr() for t in turned[model.rope_of(number)])
             self._kernels.project(layer, buffers, tokens)
             before_layer(number)
             self._kernels.write(buffers, base, token_pages[number], slots)
@@ -74,7 +76,6 @@ class NativeRunner:
             model.layers.computed(number)
         if wanted:
             self._kernels.logits(model.top.norm, model.top.head, buffers, len(wanted), out)
-        del kept
         return out
 
     def _layer(self, number: int) -> PackedLayer:
@@ -85,8 +86,8 @@ class NativeRunner:
             known = self._layers[number] = weights, self._kernels.layer(weights, self.model.config.windows[number])
         return known[1]
 
-    def _buffers(self, tokens: int, positions: np.ndarray) -> tuple[Buffers, torch.Tensor, object]:
-        """Memory of a step's activations, x among it, and what must live as long as they are used."""
+    def _buffers(self, tokens: int) -> tuple[Buffers, torch.Tensor]:
+        """Memory of a step's activations, and x, which is among it."""
         c = self.model.config
         wide = max(c.hidden_size, c.heads * c.head_dim)
         widths = {
@@ -98,17 +99,20 @@ class NativeRunner:
         }
         if e := c.experts:
             widths["mid"] = max(widths["mid"], e.per_token * (e.size + PADDING))
-            widths |= {"routed": e.count, "picked": e.per_token * (c.hidden_size + PADDING)}
+            widths |= {"routed": e.count, "spare": e.per_token * (c.hidden_size + PADDING)}
+        if c.gemma:
+            widths["spare"] = c.hidden_size + PADDING
         for name, width in widths.items():
             if self._memory.get(name, torch.empty(0)).shape[0] < tokens:
                 with torch.inference_mode(False):
                     self._memory[name] = torch.empty(1 << (tokens - 1).bit_length(), width)
-        cos, sin = (
-            t[:, 0].float().contiguous()
-            for t in self.model.rope.at(torch.from_numpy(positions), int(positions.max()) + 1)
-        )
-        addresses = {name: self._memory[name].data_ptr() for name in widths}
-        return Buffers(**addresses, cos=cos.data_ptr(), sin=sin.data_ptr()), self._memory["x"], (cos, sin)
+        return Buffers(**{name: self._memory[name].data_ptr() for name in widths}), self._memory["x"]
+
+    def _turned(self, positions: np.ndarray) -> dict[RopeTable, tuple[torch.Tensor, ...]]:
+        """cos and sin `[tokens, head_dim]` of the tokens' positions, by rotary table."""
+        at, longest = torch.from_numpy(positions), int(positions.max()) + 1
+        ropes = self.model.ropes()
+        return {rope: tuple(t[:, 0].float().contiguous() for t in rope.at(at, longest)) for rope in ropes}
 
 
 def _queries(

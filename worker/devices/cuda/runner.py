@@ -14,8 +14,9 @@ every row, like `worker.devices.cpu.native_runner` on the CPU.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -26,9 +27,10 @@ from worker.devices.cuda.tables import PageTables, StepInputs
 from worker.devices.runner import Slice, check
 from worker.kernels.cuda.attention import SPLIT_TOKENS, AttentionShape, attend, attend_split
 from worker.kernels.cuda.products import product
-from worker.kernels.cuda.rows import add_norm, rotate_write, silu_mul
+from worker.kernels.cuda.rows import add_norm, gate_mul, rotate_write
 from worker.memory.copier import Fence
 from worker.memory.paged_kv import PagedKv
+from worker.models.llama import embedding_scale
 from worker.models.load import Model
 from worker.models.weights import LayerWeights
 
@@ -106,11 +108,16 @@ class CudaRunner:
     ) -> None:
         c = model.config
         self.model, self.kv, self.queue, self.fence, self.batch_invariant = model, kv, queue, fence, batch_invariant
-        self._shape = AttentionShape(c.heads, c.kv_heads, c.head_dim, kv.shape.chunk_tokens, model.dtype)
+        heads = c.heads, c.kv_heads, c.head_dim
+        self._shape = AttentionShape(*heads, kv.shape.chunk_tokens, model.dtype, c.attention_scale)
         self._prefill, self._decode = self._shape.tiles(prefill=True), self._shape.tiles(prefill=False)
-        cos, sin = model.rope.at(torch.arange(model.max_tokens), model.max_tokens)
-        half = c.head_dim // 2
-        self._cos, self._sin = (t[:, 0, half:].contiguous().to(queue.device) for t in (cos, sin))
+        self._gemma, self._scale = c.gemma is not None, embedding_scale(c, model.dtype)
+        at, half = torch.arange(model.max_tokens), c.head_dim // 2
+        #: cos and sin by rotary table.
+        self._turns = {
+            rope: [t[:, 0, half:].contiguous().to(queue.device) for t in rope.at(at, model.max_tokens)]
+            for rope in model.ropes()
+        }
         #: Graphs by layer, by a decode step's shape (rows, parts); None: seen once. Least recently used first.
         self.graphs: collections.OrderedDict[tuple[int, int], _Graphs | None] = collections.OrderedDict()
         self._parts = self._stats = torch.empty(0, device=queue.device)
@@ -145,6 +152,8 @@ class CudaRunner:
         graphs = self._graphs_of(work) if decodes else None
         a = self._activations
         torch.index_select(model.top.embedding, 0, work.ids, out=a.x[: work.tokens])
+        if self._scale != 1.0:
+            a.x[: work.tokens].mul_(self._scale)
         for layer in range(layers):
             before_layer(layer)
             if self.fence.pending:
@@ -166,7 +175,7 @@ class CudaRunner:
 
     def table_bytes(self) -> int:
         """Device memory of page tables, inputs and rotary tables. Any thread."""
-        return _bytes(self._tables.on_device, self._inputs.on_device, self._cos, self._sin)
+        return _bytes(self._tables.on_device, self._inputs.on_device, *itertools.chain(*self._turns.values()))
 
     def graph_bytes(self) -> int:
         """Device memory of graphs, as measured at their capture. Any thread."""
@@ -221,12 +230,13 @@ class CudaRunner:
 
     def _layer(self, layer: int, w: LayerWeights, work: _Work) -> None:
         c, a, n = self.model.config, self._activations, work.tokens
-        add_norm(a.x[:n], a.delta[:n] if layer else None, w.input_norm, c.norm_eps, a.normed[:n])
+        add_norm(a.x[:n], a.delta[:n] if layer else None, w.input_norm, c.norm_eps, a.normed[:n], self._gemma)
         self._product(a.normed[:n], w.qkv, w.qkv_bias, a.packed[:n])
         norms = None if w.q_norm is None or w.k_norm is None else (w.q_norm, w.k_norm)
         table = self._tables.on_device[layer]
         heads = c.heads, c.kv_heads, self.kv.shape.chunk_tokens
-        rotate_write(a.packed[:n], a.q[:n], self._cos, self._sin, norms, c.norm_eps, table, work.places, *heads)
+        cos, sin = self._turns[self.model.rope_of(layer)]
+        rotate_write(a.packed[:n], a.q[:n], cos, sin, norms, c.norm_eps, table, work.places, *heads, self._gemma)
         window, x = c.windows[layer], a.x
         places: torch.Tensor | None = work.places
         if (
@@ -260,14 +270,22 @@ class CudaRunner:
     def _finish_layer(self, w: LayerWeights, x: torch.Tensor, n: int, places: torch.Tensor | None) -> None:
         a, eps = self._activations, self.model.config.norm_eps
         self._product(a.attended[:n], w.out, w.out_bias, a.delta[:n])
-        add_norm(x, a.delta[:n], w.post_norm, eps, a.normed[:n])
+        self._norm_delta(w.attended_norm, n)
+        add_norm(x, a.delta[:n], w.post_norm, eps, a.normed[:n], self._gemma)
         if w.router is not None and a.experts is not None:
             rows = a.normed[:n], a.delta[:n], places
             a.experts.mix(w, w.router, *rows, self._product, self.batch_invariant)
             return
         self._product(a.normed[:n], w.gate_up, w.gate_up_bias, a.gate_up[:n])
-        silu_mul(a.gate_up[:n], a.mid[:n])
+        gate_mul(a.gate_up[:n], a.mid[:n], self._gemma)
         self._product(a.mid[:n], w.down, w.down_bias, a.delta[:n])
+        self._norm_delta(w.mlp_norm, n)
+
+    def _norm_delta(self, weight: torch.Tensor | None, n: int) -> None:
+        """The norm that follows a product, where the model has one."""
+        if weight is not None:
+            delta = self._activations.delta[:n]
+            add_norm(delta, None, weight, self.model.config.norm_eps, delta, self._gemma)
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
         if self.batch_invariant:
@@ -281,7 +299,7 @@ class CudaRunner:
         top, a, vocabulary = self.model.top, self._activations, self.model.config.vocab_size
         host = self.queue.host(count, vocabulary, dtype=torch.float32)
         if count:
-            add_norm(x[:count], a.delta[:count], top.norm, self.model.config.norm_eps, a.normed[:count])
+            add_norm(x[:count], a.delta[:count], top.norm, self.model.config.norm_eps, a.normed[:count], self._gemma)
             out = torch.empty(count, vocabulary, dtype=self.model.dtype, device=self.queue.device)
             self._product(a.normed[:count], top.head, None, out)
             host.copy_(out.float(), non_blocking=True)
@@ -346,16 +364,5 @@ def _splits(position: int) -> int:
 
 
 def _addresses(w: LayerWeights) -> tuple[int, ...]:
-    tensors = (
-        w.input_norm,
-        w.post_norm,
-        w.qkv,
-        w.out,
-        w.gate_up,
-        w.down,
-        w.qkv_bias,
-        w.out_bias,
-        w.gate_up_bias,
-        w.down_bias,
-    )
-    return tuple(t.data_ptr() for t in (*tensors, w.q_norm, w.k_norm, w.router) if t is not None)
+    every = (getattr(w, field.name) for field in fields(LayerWeights))
+    return tuple(t.data_ptr() for t in every if t is not None)

@@ -22,25 +22,27 @@ extern "C" {
 struct Shape {
     int32_t hidden, heads, kv_heads, dim, intermediate, chunk;
     int32_t experts, per_token, expert_size, norm_weights;  // 0 without experts
-    float eps;
+    int32_t gemma;                                          // norms multiply by 1 + weight, and the gate is GELU
+    float eps, attention_scale, embedding_scale;
 };
 
 // Weights of one layer. Matrices are packed in tiles, vectors are plain; null if the model has none. gate_up alternates gate tiles with the up
 // tiles of the same outputs. router `[experts, hidden]` is plain, null if the layer has no experts; with experts, gate_up and down have those of
-// all experts, one after the other.
+// all experts, one after the other. attended_norm and mlp_norm, null in most families, follow the products with out and down.
 struct Layer {
-    const void *input_norm, *post_norm, *qkv, *out, *gate_up, *down, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm, *router;
+    const void *input_norm, *post_norm, *qkv, *out, *gate_up, *down, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm, *router, *attended_norm, *mlp_norm;
     int32_t window;
 };
 
 // One step's buffers: x `[tokens, hidden]`, a (normed or attended) and mid, q `[tokens, heads * dim]`, kv `[tokens, 2 * kv_heads * dim]`,
 // cos and sin `[tokens, dim]`, the first half of sin negated. Rows of `a` and `mid` are padded by 16 values; those are of W::Active.
-// With experts: routed `[tokens, experts]`, picked `[tokens * per_token, hidden]` (padded), and mid has rows for `tokens * per_token` pairs.
+// With experts: routed `[tokens, experts]`, spare `[tokens * per_token, hidden]` (padded), and mid has rows for `tokens * per_token` pairs. With
+// norms behind products: spare `[tokens, hidden]` (padded).
 struct Buffers {
     float* x;
     void *a, *mid;
     float *q, *kv, *routed;
-    void* picked;
+    void* spare;
     const float *cos, *sin;
 };
 
@@ -50,16 +52,22 @@ namespace {
 
 long padded(long n) { return n + LANES; }
 
-template <typename W, typename Out>
-void norm_rows(Team& team, const float* x, long stride, const void* weight, int rows, int n, float eps, Out* out, long out_stride) {
+// Calls to(i, values) with the values of x's norm at every 16th `i` below `n`.
+template <typename W, typename To>
+void norm_row(const Shape& s, const float* x, const void* weight, int n, const To& to) {
     const auto* w = static_cast<const typename W::Stored*>(weight);
-    team.split(rows, [&](int row) {
-        const float* from = x + row * stride;
-        f32x16 squares = splat(0);
-        for (int i = 0; i < n; i += LANES) squares += load(from + i) * load(from + i);
-        const float scale = 1.0f / std::sqrt(sum(squares) / n + eps);
-        for (int i = 0; i < n; i += LANES) put(out + row * out_stride + i, W::rounded(W::load(w + i) * W::rounded(load(from + i) * scale)));
-    });
+    f32x16 squares = splat(0);
+    for (int i = 0; i < n; i += LANES) squares += load(x + i) * load(x + i);
+    const float scale = 1.0f / std::sqrt(sum(squares) / n + s.eps);
+    for (int i = 0; i < n; i += LANES) {
+        const f32x16 gain = W::load(w + i), y = load(x + i) * scale;
+        to(i, W::rounded(s.gemma ? y * (gain + 1.0f) : gain * W::rounded(y)));
+    }
+}
+
+template <typename W, typename Out>
+void norm_rows(Team& team, const Shape& s, const float* x, long stride, const void* weight, int rows, Out* out, long out_stride) {
+    team.split(rows, [&](int row) { norm_row<W>(s, x + row * stride, weight, s.hidden, [&](int i, f32x16 y) { put(out + row * out_stride + i, y); }); });
 }
 
 template <typename W>
@@ -73,15 +81,9 @@ f32x16 bias_of(const void* bias, long at) {
 }
 
 template <typename W>
-void head_finish(float* x, int dim, const void* norm, float eps, const float* cos, const float* sin) {
-    if (norm) {
-        const auto* w = static_cast<const typename W::Stored*>(norm);
-        f32x16 squares = splat(0);
-        for (int i = 0; i < dim; i += LANES) squares += load(x + i) * load(x + i);
-        const float scale = 1.0f / std::sqrt(sum(squares) / dim + eps);
-        for (int i = 0; i < dim; i += LANES) store(x + i, W::rounded(W::load(w + i) * W::rounded(load(x + i) * scale)));
-    }
-    const int half = dim / 2;
+void head_finish(const Shape& s, float* x, const void* norm, const float* cos, const float* sin) {
+    if (norm) norm_row<W>(s, x, norm, s.dim, [&](int i, f32x16 y) { store(x + i, y); });
+    const int half = s.dim / 2;
     for (int i = 0; i < half; i++) {
         const float a = x[i], b = x[half + i];
         x[i] = W::one(W::of(a * cos[i] + b * sin[i]));
@@ -92,7 +94,7 @@ void head_finish(float* x, int dim, const void* norm, float eps, const float* co
 template <typename W>
 void project(Team& team, const Shape& s, const Layer& l, const Buffers& b, int tokens) {
     const int n = (s.heads + 2 * s.kv_heads) * s.dim, nq = s.heads * s.dim, nkv = 2 * s.kv_heads * s.dim;
-    norm_rows<W>(team, b.x, s.hidden, l.input_norm, tokens, s.hidden, s.eps, active<W>(b.a), padded(s.hidden));
+    norm_rows<W>(team, s, b.x, s.hidden, l.input_norm, tokens, active<W>(b.a), padded(s.hidden));
     product<W>(team, static_cast<const typename W::Stored*>(l.qkv), n / LANES, active<W>(b.a), padded(s.hidden), tokens, s.hidden,
                [&](int row, int tile, const f32x16* sums, int n) {
                    for (int t = 0; t < n; t++) {
@@ -103,8 +105,8 @@ void project(Team& team, const Shape& s, const Layer& l, const Buffers& b, int t
                });
     team.split(tokens, [&](int row) {
         const float *cos = b.cos + long(row) * s.dim, *sin = b.sin + long(row) * s.dim;
-        for (int h = 0; h < s.heads; h++) head_finish<W>(b.q + long(row) * nq + h * s.dim, s.dim, l.q_norm, s.eps, cos, sin);
-        for (int h = 0; h < s.kv_heads; h++) head_finish<W>(b.kv + long(row) * nkv + h * s.dim, s.dim, l.k_norm, s.eps, cos, sin);
+        for (int h = 0; h < s.heads; h++) head_finish<W>(s, b.q + long(row) * nq + h * s.dim, l.q_norm, cos, sin);
+        for (int h = 0; h < s.kv_heads; h++) head_finish<W>(s, b.kv + long(row) * nkv + h * s.dim, l.k_norm, cos, sin);
     });
 }
 
@@ -142,7 +144,7 @@ void attend_all(Team& team, const Shape& s, const Layer& l, const Buffers& b, co
     for (int i = 0; i < count; i++)
         for (int first = (queries[i].count - 1) / most * most; first >= 0; first -= most)  // the longest first
             for (int g = 0; g < s.kv_heads; g++) tasks.push_back({i, first, std::min(most, queries[i].count - first), g});
-    const AttentionShape shape = {s.heads, s.kv_heads, s.dim, s.chunk, l.window, 1.0f / std::sqrt(float(s.dim))};
+    const AttentionShape shape = {s.heads, s.kv_heads, s.dim, s.chunk, l.window, s.attention_scale};
     team.split(int(tasks.size()), [&](int i) {
         const Task& t = tasks[i];
         const auto with = [&](auto attend, auto& scratch) {
@@ -157,15 +159,17 @@ void attend_all(Team& team, const Shape& s, const Layer& l, const Buffers& b, co
     });
 }
 
-// What follows a product with gate_up: rows of `mid`, of `width` values each, are silu(gate) * up.
+// What follows a product with gate_up: rows of `mid`, of `width` values each, are silu(gate) * up, or with `gelu` gelu(gate) * up. By tanh,
+// gelu(x) = x / 2 * (1 + tanh(y)) = x / (1 + exp(-2 y)).
 template <typename W>
-auto gated(typename W::Active* mid, int width, const void* bias) {
+auto gated(typename W::Active* mid, int width, const void* bias, bool gelu) {
     return [=](int row, int tile, const f32x16* sums, int n) {
         for (int t = 0; t < n; t += 2) {
             const long at = long((tile + t) / 2) * LANES;
             const f32x16 gate = W::rounded(sums[t] + bias_of<W>(bias, at));
             const f32x16 up = W::rounded(sums[t + 1] + bias_of<W>(bias, width + at));
-            const f32x16 swish = W::rounded(gate / (exponential(-gate) + 1.0f));
+            const f32x16 slope = gelu ? gate * (gate * gate * 0.044715f + 1.0f) * 1.5957691216f : gate;
+            const f32x16 swish = W::rounded(gate / (exponential(-slope) + 1.0f));
             put(mid + row * padded(width) + at, W::rounded(swish * up));
         }
     };
@@ -178,17 +182,17 @@ void mix_experts(Team& team, const Shape& s, const Layer& l, const Buffers& b, i
     using Active = typename W::Active;
     const long wide = padded(s.hidden);
     if constexpr (!std::is_same_v<Active, float>)  // the router multiplies float32
-        norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, static_cast<float*>(b.a), wide);
+        norm_rows<W>(team, s, b.x, s.hidden, l.post_norm, rows, static_cast<float*>(b.a), wide);
     plain_product<W>(team, static_cast<const Stored*>(l.router), s.experts, static_cast<float*>(b.a), wide, rows, s.hidden, b.routed, s.experts);
     if constexpr (!std::is_same_v<Active, float>)
-        norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, active<W>(b.a), wide);
+        norm_rows<W>(team, s, b.x, s.hidden, l.post_norm, rows, active<W>(b.a), wide);
     const Routes routes = routes_of<W>(team, b.routed, rows, s.experts, s.per_token, s.norm_weights);
     team.split(int(routes.pairs.size()), [&](int place) {
-        memcpy(active<W>(b.picked) + place * wide, active<W>(b.a) + routes.pairs[place] / s.per_token * wide, sizeof(Active) * s.hidden);
+        memcpy(active<W>(b.spare) + place * wide, active<W>(b.a) + routes.pairs[place] / s.per_token * wide, sizeof(Active) * s.hidden);
     });
-    grouped_product<W>(team, static_cast<const Stored*>(l.gate_up), routes.groups, routes.experts, 2 * s.expert_size / LANES, active<W>(b.picked), wide,
-                       s.hidden, gated<W>(active<W>(b.mid), s.expert_size, nullptr));
-    float* outputs = static_cast<float*>(b.picked);  // the experts' inputs are no longer needed
+    grouped_product<W>(team, static_cast<const Stored*>(l.gate_up), routes.groups, routes.experts, 2 * s.expert_size / LANES, active<W>(b.spare), wide,
+                       s.hidden, gated<W>(active<W>(b.mid), s.expert_size, nullptr, false));
+    float* outputs = static_cast<float*>(b.spare);  // the experts' inputs are no longer needed
     grouped_product<W>(team, static_cast<const Stored*>(l.down), routes.groups, routes.experts, s.hidden / LANES, active<W>(b.mid), padded(s.expert_size),
                        s.expert_size, [&](int place, int tile, const f32x16* sums, int n) {
                            for (int t = 0; t < n; t++) store(outputs + place * wide + (tile + t) * LANES, W::rounded(sums[t]));
@@ -207,22 +211,32 @@ void mix_experts(Team& team, const Shape& s, const Layer& l, const Buffers& b, i
 template <typename W>
 void finish(Team& team, const Shape& s, const Layer& l, const Buffers& b, const Query* queries, int count, int rows, int layer, const char* base) {
     attend_all<W>(team, s, l, b, queries, count, layer, base);
-    const auto add_to_x = [&](const void* bias) {
-        return [&, bias](int row, int tile, const f32x16* sums, int n) {
-            for (int t = 0; t < n; t++) {
-                float* x = b.x + long(row) * s.hidden + (tile + t) * LANES;
-                store(x, W::rounded(load(x) + W::rounded(sums[t] + bias_of<W>(bias, (tile + t) * LANES))));
-            }
-        };
-    };
     using Stored = typename W::Stored;
-    const int nq = s.heads * s.dim, tiles = s.hidden / LANES;
-    product<W>(team, static_cast<const Stored*>(l.out), tiles, active<W>(b.a), padded(nq), rows, nq, add_to_x(l.out_bias));
-    norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, active<W>(b.a), padded(s.hidden));
+    // x += the product with these weights, or with a norm behind it, x += that norm of the product.
+    const auto add_product = [&](const void* weights, const void* bias, const void* norm, const void* a, int in) {
+        const long wide = padded(s.hidden);
+        float* spare = static_cast<float*>(b.spare);
+        product<W>(team, static_cast<const Stored*>(weights), s.hidden / LANES, static_cast<const typename W::Active*>(a), padded(in), rows, in,
+                   [&](int row, int tile, const f32x16* sums, int n) {
+                       for (int t = 0; t < n; t++) {
+                           const int at = (tile + t) * LANES;
+                           const f32x16 y = W::rounded(sums[t] + bias_of<W>(bias, at));
+                           float* x = b.x + long(row) * s.hidden + at;
+                           norm ? store(spare + row * wide + at, y) : store(x, W::rounded(load(x) + y));
+                       }
+                   });
+        if (!norm) return;
+        team.split(rows, [&](int row) {
+            float* x = b.x + long(row) * s.hidden;
+            norm_row<W>(s, spare + row * wide, norm, s.hidden, [&](int i, f32x16 y) { store(x + i, W::rounded(load(x + i) + y)); });
+        });
+    };
+    add_product(l.out, l.out_bias, l.attended_norm, b.a, s.heads * s.dim);
+    norm_rows<W>(team, s, b.x, s.hidden, l.post_norm, rows, active<W>(b.a), padded(s.hidden));
     if (l.router) return mix_experts<W>(team, s, l, b, rows);
     product<W>(team, static_cast<const Stored*>(l.gate_up), 2 * s.intermediate / LANES, active<W>(b.a), padded(s.hidden), rows, s.hidden,
-               gated<W>(active<W>(b.mid), s.intermediate, l.gate_up_bias));
-    product<W>(team, static_cast<const Stored*>(l.down), tiles, active<W>(b.mid), padded(s.intermediate), rows, s.intermediate, add_to_x(l.down_bias));
+               gated<W>(active<W>(b.mid), s.intermediate, l.gate_up_bias, s.gemma));
+    add_product(l.down, l.down_bias, l.mlp_norm, b.mid, s.intermediate);
 }
 
 template <typename W>
@@ -233,9 +247,10 @@ void pack_tiles(const typename W::Stored* from, typename W::Stored* to, long out
 }
 
 template <typename W>
-void embed_rows(const typename W::Stored* table, const int64_t* tokens, int count, int hidden, float* x) {
+void embed_rows(const Shape& s, const typename W::Stored* table, const int64_t* tokens, int count, float* x) {
     for (int row = 0; row < count; row++)
-        for (int i = 0; i < hidden; i += LANES) store(x + long(row) * hidden + i, W::load(table + tokens[row] * hidden + i));
+        for (int i = 0; i < s.hidden; i += LANES)
+            store(x + long(row) * s.hidden + i, W::rounded(W::load(table + tokens[row] * s.hidden + i) * s.embedding_scale));
 }
 
 // Whether products by W agree with the portable ones, and give a row the same bits in any batch.
@@ -314,8 +329,8 @@ void upbeat_team_end(void* team) { delete static_cast<Team*>(team); }
 void upbeat_pack(int type, const void* from, void* to, int64_t outputs, int64_t in, int64_t spread) {
     FOR_TYPE(type, pack_tiles<W>(static_cast<const W::Stored*>(from), static_cast<W::Stored*>(to), outputs, in, spread))
 }
-void upbeat_embed(int type, const void* table, const int64_t* tokens, int count, int hidden, float* x) {
-    FOR_TYPE(type, embed_rows<W>(static_cast<const W::Stored*>(table), tokens, count, hidden, x))
+void upbeat_embed(int type, const Shape* s, const void* table, const int64_t* tokens, int count, float* x) {
+    FOR_TYPE(type, embed_rows<W>(*s, static_cast<const W::Stored*>(table), tokens, count, x))
 }
 void upbeat_project(void* team, int type, const Shape* s, const Layer* l, const Buffers* b, int tokens) {
     FOR_TYPE(type, project<W>(*static_cast<Team*>(team), *s, *l, *b, tokens))
@@ -331,7 +346,7 @@ void upbeat_finish(void* team, int type, const Shape* s, const Layer* l, const B
 // float32 logits `[rows, vocabulary]`; `head` plain.
 void upbeat_logits(void* team, int type, const Shape* s, const void* norm, const void* head, int64_t vocabulary, const Buffers* b, int rows, float* out) {
     Team& t = *static_cast<Team*>(team);
-    FOR_TYPE(type, norm_rows<W>(t, b->x, s->hidden, norm, rows, s->hidden, s->eps, static_cast<float*>(b->a), padded(s->hidden));
+    FOR_TYPE(type, norm_rows<W>(t, *s, b->x, s->hidden, norm, rows, static_cast<float*>(b->a), padded(s->hidden));
              plain_product<W>(t, static_cast<const W::Stored*>(head), vocabulary, static_cast<float*>(b->a), padded(s->hidden), rows, s->hidden, out,
                               vocabulary))
 }

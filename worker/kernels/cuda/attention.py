@@ -34,13 +34,14 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Constants of all launches for one model and page size."""
+    """Constants of all launches for one model and page size. scale: of scores; 0: 1 / sqrt(head_dim)."""
 
     heads: int
     kv_heads: int
     head_dim: int
     chunk_tokens: int
     dtype: torch.dtype
+    scale: float = 0.0
 
     @property
     def group(self) -> int:
@@ -49,8 +50,9 @@ class AttentionShape:
 
     def tiles(self, prefill: bool) -> Tiles:
         """Shapes for Hopper's shared memory and tensor cores; smaller for float32, whose tiles are twice as large."""
-        keys = min(64, self.chunk_tokens & -self.chunk_tokens)  # a tile lies in one page
         wide = self.dtype == torch.float32
+        most = 32 if wide and self.head_dim > 128 else 64
+        keys = min(most, self.chunk_tokens & -self.chunk_tokens)  # a tile lies in one page
         if wide or not prefill:
             return Tiles(max(16, self.group), keys, 4, 2 if wide else 3)
         return Tiles(max(128 if self.head_dim <= 128 else 64, self.group), keys, 8, 2)
@@ -66,7 +68,7 @@ def _attend(
     width,
     slices,  # int32 [slices, 4]: first row of q, count of tokens, first position, first row of out
     blocks,  # int32 [blocks, 2]: slice, first of its tokens
-    scale,  # 1 / sqrt(DIM) / ln 2
+    scale,  # of scores, divided by ln 2
     splits,
     HEADS: tl.constexpr,
     SHARED: tl.constexpr,  # query heads that share a KV head
@@ -255,7 +257,7 @@ def _launch(
         table.stride(0),
         slices,
         blocks,
-        shape.head_dim**-0.5 * _LOG2_E,
+        (shape.scale or shape.head_dim**-0.5) * _LOG2_E,
         splits,
         HEADS=shape.heads,
         SHARED=shape.heads // shape.kv_heads,
