@@ -8,6 +8,7 @@ change the output is refused by name.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """The factor of attention's scores."""
-        return float(self.gemma.query_scalar if self.gemma else self.head_dim) ** -0.5
+        return 1.0 / math.sqrt(self.gemma.query_scalar if self.gemma else self.head_dim)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a token chooses among experts in this layer."""
