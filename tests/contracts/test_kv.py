@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.convert import shape_from_wire, shape_to_wire
 from contracts.errors import InvalidRequest
-from contracts.kv import KvShape, chunk_key, chunk_keys, fingerprint, leading, scope_extras, tenant_salt
+from contracts.kv import KvShape, chunk_key, chunk_keys, fingerprint, leading, request_extras, tenant_salt
 from contracts.v1 import common_pb2
 
 SHAPE = KvShape.of_heads(fingerprint(b"weights", dtype="float32", chunk_tokens=4), 6, 2, 32, 4, "float32")
@@ -42,8 +42,8 @@ def test_known_keys_are_continued(a: list[int], known: int, more: dict[int, byte
 def test_requests_of_two_scopes_share_no_key_and_those_of_one_share_all(
     a: list[int], b: list[int], one: str, other: str
 ) -> None:
-    keys_a, keys_b = (chunk_keys(SALT, SHAPE, t, (), scope_extras(s)) for t, s in ((a, one), (b, other)))
-    assert chunk_keys(SALT, SHAPE, a, keys_a[:1], scope_extras(one)) == keys_a, "also when computed bit by bit"
+    keys_a, keys_b = (chunk_keys(SALT, SHAPE, t, (), request_extras(s)) for t, s in ((a, one), (b, other)))
+    assert chunk_keys(SALT, SHAPE, a, keys_a[:1], request_extras(one)) == keys_a, "also when computed bit by bit"
     if one != other:
         assert not set(keys_a) & set(keys_b)
     else:

@@ -29,9 +29,12 @@ Alone = Callable[[list[int]], torch.Tensor]
 class Bench:
     """A model on the device of these tests, and sequences whose pages are drawn at random; unwritten memory is NaN."""
 
-    def __init__(self, directory: Path, dtype: str = "float32", batch_invariant: bool = False) -> None:
-        self.pool = pool(GRANULE * 512, GRANULE)
-        self.model = load_model(directory, self.pool, dtype, "cuda" if CUDA else "cpu", CHUNK, None)
+    def __init__(
+        self, directory: Path, dtype: str = "float32", batch_invariant: bool = False,
+        adapters: dict[str, Path] | None = None,
+    ) -> None:  # fmt: skip
+        self.pool, device = pool(GRANULE * 512, GRANULE), "cuda" if CUDA else "cpu"
+        self.model = load_model(directory, self.pool, dtype, device, CHUNK, None, adapters=adapters)
         self.kv = PagedKv.reserve(self.pool, self.model.shape, 300, KV)
         for slab in range(self.kv.slab_count):
             self.kv.map_slab(slab)
@@ -52,8 +55,10 @@ class Bench:
             list(slices), lambda n: self.calls.append(("before", n)), lambda n: self.calls.append(("after", n))
         )
 
-    def cut(self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True) -> Slice:
-        return Slice(tokens[start:end], start, pages[:, : -(-end // CHUNK)], want)
+    def cut(
+        self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True, adapter: int = -1
+    ) -> Slice:
+        return Slice(tokens[start:end], start, pages[:, : -(-end // CHUNK)], want, adapter)
 
 
 class Fence(HostFence):
