@@ -51,6 +51,22 @@ def test_requests_of_two_scopes_share_no_key_and_those_of_one_share_all(
         assert keys_a[:same] == keys_b[:same]
 
 
+@given(tokens, *(st.tuples(st.text(max_size=20), st.sampled_from([b"", b"a" * 32, b"b" * 32])) for _ in range(2)))
+def test_two_adapters_or_scopes_share_no_key_whatever_the_other_says(
+    a: list[int], one: tuple[str, bytes], other: tuple[str, bytes]
+) -> None:
+    keys = [chunk_keys(SALT, SHAPE, a, (), request_extras(*each)) for each in (one, other)]
+    assert chunk_keys(SALT, SHAPE, a, keys[0][:1], request_extras(*one)) == keys[0]
+    assert keys[0] == keys[1] if one == other else not set(keys[0]) & set(keys[1])
+
+
+def test_a_scope_that_looks_like_an_adapter_is_none_and_a_digest_has_one_length() -> None:
+    salts = ("", "cache_salt", "adapter" + "a" * 32)
+    assert len({request_extras(s, d)[0] for s in salts for d in (b"a" * 32, b"b" * 32)}) == 6  # type: ignore[index]
+    with pytest.raises(ValueError, match="32 bytes"):
+        request_extras("", b"a")
+
+
 def test_keys_are_the_same_on_every_machine() -> None:
     assert (
         chunk_keys(SALT, SHAPE, [1, 2, 3, 4])[0].hex()

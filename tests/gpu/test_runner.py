@@ -201,7 +201,7 @@ def test_decodes_replay_a_graph_a_layer_and_padding_rows_disturb_nothing(bench: 
         )
         torch.testing.assert_close(got, torch.stack([e[3 - back] for e in expected]), atol=1e-4, rtol=1e-4)
     [(shape, graphs)] = bench.runner.graphs.items()
-    assert shape == (4, 1) and graphs is not None
+    assert shape == (4, 1, False) and graphs is not None
     assert [layer for layer, _ in graphs] == list(range(bench.model.config.layers))
 
 
@@ -217,13 +217,13 @@ def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_fo
         return bench.step(bench.cut(pages, tokens, at, at + 1))[0]
 
     decode(26), decode(27)
-    before = dict(bench.runner.graphs[1, 1] or {})
+    before = dict(bench.runner.graphs[1, 1, False] or {})
     torch.testing.assert_close(decode(28), alone(tokens[:29]), atol=1e-4, rtol=1e-4)
     # A span that lent its granules and has them back shows its weights where they were.
     bench.model.unload_layer(0)
     bench.model.load_layer(0)
     decode(28)
-    assert bench.runner.graphs[1, 1] == before
+    assert bench.runner.graphs[1, 1, False] == before
     # A layer that is read in another place has another graph there.
     moved = {
         f.name: None if (t := getattr(bench.model.layers[1], f.name)) is None else t.clone()
@@ -231,7 +231,7 @@ def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_fo
     }
     bench.model.layers._slots[1] = LayerWeights(**moved)
     torch.testing.assert_close(decode(29), alone(tokens), atol=1e-4, rtol=1e-4)
-    after = bench.runner.graphs[1, 1] or {}
+    after = bench.runner.graphs[1, 1, False] or {}
     assert [layer for layer, place in after if (layer, place) not in before] == [1]
 
 
@@ -242,7 +242,7 @@ def test_memory_that_grows_drops_the_graphs_that_hold_its_addresses(directory: P
     bench.step(bench.cut(pages, tokens, 0, 15))
     for at in (15, 16):
         bench.step(bench.cut(pages, tokens, at, at + 1))
-    assert bench.runner.graphs[1, 1]
+    assert bench.runner.graphs[1, 1, False]
     many = [prompt(20, seed) for seed in range(7)]
     # more tokens and sequences than were announced
     got = bench.step(*(bench.cut(bench.pages(8), p[:8], 0, 8) for p in many))
