@@ -326,7 +326,9 @@ def weights_gib(config: Config, name: str, directory: Path) -> float:
     """GiB of `kv.hbm_gib` that the weights take, as far as they are here. vLLM measures a GPU's memory itself."""
     if registered(config)[name].engine == "vllm":
         return weight_bytes(directory) / GIB if directory.is_dir() and on_host(config) else 0.0
-    return weight_bytes(directory) / GIB * _growth(config, name, directory) + adapters_bytes(config, name, directory) / GIB
+    return (
+        weight_bytes(directory) / GIB * _growth(config, name, directory) + adapters_bytes(config, name, directory) / GIB
+    )
 
 
 def _growth(config: Config, name: str, directory: Path) -> float:

@@ -162,15 +162,15 @@ def _check_models(config: Config) -> None:
 
 
 def _check_adapters(config: Config) -> None:
-    """A name is one model's or one adapter's. vLLM has adapters of its own."""
+    """A name is one model's or one adapter's, and only models on Upbeat's engine have adapters."""
     owners: dict[str, str] = {}
     for name, model in registered(config).items():
         for adapter in model.adapters:
             key = f"models.{name}.adapters.{adapter}"
             if model.engine == "vllm":
                 raise ConfigError(
-                    f"{key}: vLLM serves this model; remove it, and give vLLM its adapters, as in "
-                    f"models.{name}.vllm_args: [--enable-lora, --lora-modules, {adapter}=DIR]"
+                    f"{key}: adapters of a model that vLLM serves cannot be asked by name; remove it, or merge it into "
+                    "its base and serve the merged model"
                 )
             if adapter in registered(config):
                 raise ConfigError(f"{key}: a model has this name; give the adapter another one")

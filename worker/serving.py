@@ -354,7 +354,9 @@ def _serve(
     loader = KvLoader(kv, table, lambda event: engine.inbox.put(event), copier)
     cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
     executor = Executor(shape, kv, cache, table, loader, RealClock(), config.kv, salt_of)
-    engine = NativeEngine(executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids, image.model.adapters.by_name)
+    engine = NativeEngine(
+        executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids, image.model.adapters.by_name
+    )
     seed(engine.core.pace, profile)
     seed_loads(engine.core.state.rates, profile, shape.piece_bytes)
     max_tokens = longest(image.model.max_tokens, pool.total, shape.layers, shape.chunk_tokens)

@@ -46,7 +46,7 @@ def test_of_several_models_it_is_said_whose_they_are_beside_those_of_the_file(tm
     file.write_text(f"models: {{a: {{path: {other}, adapters: {{old: {adapter}}}}}, 'a:b': {{path: {other}}}}}\n")
     config = resolve(resolved(tmp_path, f"a:b:one={adapter}", f"a:two={adapter}", config=file))
     assert adapters_of(config) == {"old": "a", "two": "a", "one": "a:b"}
-    with pytest.raises(ConfigError, match="--adapter one=.*say which model it is of: a, a:b"):
+    with pytest.raises(ConfigError, match=r"--adapter one=.*say which model it is of: a, a:b"):
         layout(resolved(tmp_path, f"one={adapter}", config=file))
 
 

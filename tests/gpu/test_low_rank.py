@@ -43,7 +43,9 @@ def test_each_row_gets_its_own_adapters_product_and_others_stay(
             lows = (a[number].double() @ x[row].double()).split(rank)
             parts = b[number].double().split(segments)
             expected = expected + torch.cat([part @ t for part, t in zip(parts, lows, strict=True)])
-            torch.testing.assert_close(got[row].double(), expected, atol=1e-3, rtol=1e-2 if dtype.itemsize == 2 else 1e-5)
+            torch.testing.assert_close(
+                got[row].double(), expected, atol=1e-3, rtol=1e-2 if dtype.itemsize == 2 else 1e-5
+            )
         else:
             assert torch.equal(got[row], base[row])
 

@@ -256,7 +256,7 @@ def test_tensors_that_are_no_adapter_of_the_model_are_refused_by_name(tmp_path: 
     with pytest.raises(ConfigError, match="not a readable safetensors file"):
         loaded(tmp_path, {"one": path})
     file.unlink()
-    with pytest.raises(ConfigError, match="it has no adapter_model.safetensors"):
+    with pytest.raises(ConfigError, match=r"it has no adapter_model\.safetensors"):
         loaded(tmp_path, {"one": path})
     with pytest.raises(ConfigError, match="no such directory"):
         loaded(tmp_path, {"one": tmp_path / "nowhere"})
@@ -270,7 +270,7 @@ def test_experts_take_no_adapters_but_their_attention_does(tmp_path: Path) -> No
     changed(path, target_modules="all-linear")
     save_file({"base_model.model.model.layers.0.mlp.experts.0.up_proj.lora_A.weight": torch.zeros(4, 96)},
               path / "adapter_model.safetensors")  # fmt: skip
-    with pytest.raises(ConfigError, match="experts.0.up_proj.*adapters of the experts"):
+    with pytest.raises(ConfigError, match=r"experts\.0\.up_proj.*adapters of the experts"):
         loaded(tmp_path, {"all": path})
     kind = Lora(targets=ATTENTION)
     path = make_adapter(tmp_path / "attention", base, kind)

@@ -82,7 +82,8 @@ class Adapters:
 
     def parts(self, layer: int, dtype: torch.dtype) -> list[Packed]:
         """The tensors of one layer, with the field names of LayerWeights. Made when they are packed, from the files."""
-        found, used, sizes = list[Packed](), {module for one in self.each for _, module in one.pairs}, widths(self.config)
+        used = {module for one in self.each for _, module in one.pairs}
+        found, sizes = list[Packed](), widths(self.config)
         for product, modules in PRODUCTS.items():
             if not used & set(modules):
                 continue

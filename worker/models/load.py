@@ -31,6 +31,7 @@ class Model:
     layers: the slot table; layers may be unloaded and loaded again between steps. top: valid while it is loaded. rope,
     local_rope: see `rope_of`.
     spans: of the top weights, then of each layer. weight_bytes: physical bytes of its weights when all are loaded.
+    adapters: LoRA adapters, whose matrices lie in the layers' spans.
     """
 
     config: ModelConfig
