@@ -51,34 +51,34 @@ def test_each_row_gets_its_own_adapters_product_and_others_stay(
 
 
 def test_base_and_adapters_in_one_batch_give_what_the_merged_models_give(tmp_path: Path) -> None:
-    base = reference(tmp_path, "qwen3-biased")
+    base = reference(tmp_path, "qwen3-biased", num_hidden_layers=2)
     paths = [make_adapter(tmp_path / f"a{n}", base, kind) for n, kind in enumerate(KINDS)]
     models = [base, *(merged(base, path, kind) for path, kind in zip(paths, KINDS, strict=True))]
-    bench, tokens = Bench(tmp_path, adapters={path.name: path for path in paths}), prompt(24)
+    bench, tokens = Bench(tmp_path, adapters={path.name: path for path in paths}), prompt(12)
     with torch.no_grad():
         theirs = torch.stack([model(torch.tensor([tokens])).logits[0] for model in models])
-    pages = [bench.pages(24) for _ in models]
+    pages = [bench.pages(12) for _ in models]
     order = (1, 0, 2)
-    for start, end in ((0, 20), (20, 21), (21, 22), (22, 23), (23, 24)):  # decodes: compiled, captured, replayed
+    for start, end in ((0, 8), (8, 9), (9, 10), (10, 11), (11, 12)):  # decodes: compiled, captured, replayed
         got = bench.step(*(bench.cut(pages[n], tokens, start, end, adapter=n - 1) for n in order))
         torch.testing.assert_close(got, theirs[list(order), end - 1], atol=2e-4, rtol=2e-4)
-    again = bench.step(*(bench.cut(pages[n], tokens, 23, 24, adapter=n - 1) for n in (2, 1, 0)))
-    torch.testing.assert_close(again, theirs[[2, 1, 0], 23], atol=2e-4, rtol=2e-4)
+    again = bench.step(*(bench.cut(pages[n], tokens, 11, 12, adapter=n - 1) for n in (2, 1, 0)))
+    torch.testing.assert_close(again, theirs[[2, 1, 0], 11], atol=2e-4, rtol=2e-4)
     for _ in range(3):
-        plain = bench.step(*(bench.cut(bench_pages, tokens, 23, 24) for bench_pages in [pages[0]] * 3))
-        torch.testing.assert_close(plain, theirs[[0, 0, 0], 23], atol=2e-4, rtol=2e-4)
+        plain = bench.step(bench.cut(pages[0], tokens, 11, 12))
+        torch.testing.assert_close(plain[0], theirs[0, 11], atol=2e-4, rtol=2e-4)
     assert {adapted for _, _, adapted in bench.runner.graphs} == {True, False}
 
 
 def test_batch_invariant_rows_have_the_same_bits_with_any_adapters_beside_them(
     tmp_path: Path, rows_multiplied_alone: None
 ) -> None:
-    base = reference(tmp_path, "qwen3")
+    base = reference(tmp_path, "qwen3", num_hidden_layers=1)
     paths = {f"a{n}": make_adapter(tmp_path / f"a{n}", base, kind) for n, kind in enumerate(KINDS)}
-    bench, tokens = Bench(tmp_path, batch_invariant=True, adapters=paths), prompt(20)
-    alone = {n: bench.step(bench.cut(bench.pages(20), tokens, 0, 20, adapter=n))[0] for n in (-1, 0, 1)}
-    pages = {n: bench.pages(20) for n in alone}
-    bench.step(*(bench.cut(pages[n], tokens, 0, 19, adapter=n) for n in (1, -1, 0)))
-    got = bench.step(*(bench.cut(pages[n], tokens, 19, 20, adapter=n) for n in (0, 1, -1)))
+    bench, tokens = Bench(tmp_path, batch_invariant=True, adapters=paths), prompt(7)
+    alone = {n: bench.step(bench.cut(bench.pages(7), tokens, 0, 7, adapter=n))[0] for n in (-1, 0, 1)}
+    pages = {n: bench.pages(7) for n in alone}
+    bench.step(*(bench.cut(pages[n], tokens, 0, 6, adapter=n) for n in (1, -1, 0)))
+    got = bench.step(*(bench.cut(pages[n], tokens, 6, 7, adapter=n) for n in (0, 1, -1)))
     for row, n in zip(got, (0, 1, -1), strict=True):
         assert torch.equal(row, alone[n])
