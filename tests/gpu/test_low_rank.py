@@ -50,6 +50,8 @@ def test_each_row_gets_its_own_adapters_product_and_others_stay(
             assert torch.equal(got[row], base[row])
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_base_and_adapters_in_one_batch_give_what_the_merged_models_give(tmp_path: Path) -> None:
     base = reference(tmp_path, "qwen3-biased", num_hidden_layers=2)
     paths = [make_adapter(tmp_path / f"a{n}", base, kind) for n, kind in enumerate(KINDS)]
