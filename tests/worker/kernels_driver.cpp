@@ -102,7 +102,7 @@ std::vector<float> step(Team& team, const Model<W>& model, std::vector<char>& me
         }
     }
     const Buffers buffers = {x.data(), a.data(), mid.data(), q.data(), kv.data(), nullptr, nullptr, cosines.data(), sines.data(), nullptr, nullptr};
-    upbeat_embed(model.type, model.table.data(), tokens.data(), rows, HIDDEN, x.data());
+    upbeat_embed(model.type, &model.shape, model.table.data(), tokens.data(), rows, x.data());
     upbeat_project(&team, model.type, &model.shape, &model.layer, &buffers, rows);
     upbeat_write(&team, model.type, &model.shape, &buffers, rows, memory.data(), places.data(), slots.data());
     upbeat_finish(&team, model.type, &model.shape, &model.layer, &buffers, queries.data(), int(queries.size()), rows, 0, memory.data());

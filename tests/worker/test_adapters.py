@@ -40,7 +40,7 @@ def adapters_of(directory: Path, model: torch.nn.Module, kinds: tuple[Lora, ...]
     return {f"a{n}": make_adapter(directory / f"a{n}", model, kind) for n, kind in enumerate(kinds)}
 
 
-@pytest.mark.parametrize("case", ["llama-biased", "qwen2", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("case", ["llama-biased", "qwen2", "qwen3", "mistral-window", "gemma3"])
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_base_and_adapters_in_one_batch_give_what_the_merged_models_give(
     kernels: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -204,11 +204,9 @@ class CudaRunner:
             _splits(max(s.start for s in slices)),
         )
         many, singles = (each, none) if self.batch_invariant else (none, each)
-        arrays, numbers = [ids, places, table, many, singles], np.full(rows, -1)
-        numbers[:n] = [s.adapter for s in slices]
-        if adapted := bool(numbers.max() >= 0):
-            arrays.append(numbers)
-        inputs = self._inputs.upload(arrays)
+        numbers = np.array([s.adapter for s in slices] + [-1] * (rows - n))
+        adapted = [numbers] if numbers.max() >= 0 else []
+        inputs = self._inputs.upload([ids, places, table, many, singles, *adapted])
         work = _Work(rows, *inputs[:3], inputs[3], inputs[4], 1 if self.batch_invariant else splits)
         work.adapters = inputs[5] if adapted else None
         return work
@@ -235,8 +233,7 @@ class CudaRunner:
         if self.batch_invariant:
             singles = singles[:0]
         arrays = [ids, places, table, np.array(many, np.int32).reshape(-1, 2), singles, lasts, last_table, last_blocks]
-        numbers = np.array([s.adapter for s in slices])
-        if adapted := bool(numbers.max() >= 0):
+        if adapted := (numbers := np.array([s.adapter for s in slices])).max() >= 0:
             arrays += [np.repeat(numbers, counts), numbers[wanted]]
         on_device = self._inputs.upload(arrays)
         splits = _splits(int(starts[one].max())) if len(singles) else 1
