@@ -6,6 +6,7 @@ moving this model's cache takes no noticeable time there.
 
 from __future__ import annotations
 
+from cli.adapters import adapters_bytes
 from cli.machine import on_host
 from cli.settings import BUNDLED_MODEL, Flags
 from contracts.kv import DTYPE_BYTES
@@ -41,6 +42,7 @@ def with_demo_memory(config: Config, flags: Flags) -> Config:
     value_bytes = DTYPE_BYTES["float32"]
     kv_bytes = KV_TOKENS * model.layers * 2 * model.kv_heads * model.head_dim * value_bytes
     weights_bytes = weight_bytes(config.model) * value_bytes // DTYPE_BYTES[model.dtype or "float32"]
+    weights_bytes += adapters_bytes(config, config.served_model, config.model)
     # Each layer's weights take whole granules; on average the last one is half full.
     held_bytes = weights_bytes + model.layers * config.worker.granule_bytes // 2
     kv = {"hbm_gib": (kv_bytes + held_bytes) / GIB, "dram_gib": kv_bytes / GIB, "chunk_tokens": CHUNK_TOKENS}

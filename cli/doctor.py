@@ -18,6 +18,7 @@ import psutil
 from rich.console import Console
 
 from cli import machine
+from cli.adapters import check_adapters
 from cli.images import images_bytes, left_bytes
 from contracts import identity
 from contracts.errors import ConfigError
@@ -27,6 +28,7 @@ from runtime.config_checks import LOOPBACK
 from runtime.model_directory import check_directory, check_foreign_directory
 from runtime.model_names import hub_id
 from runtime.own_certificate import checked, place_of
+from runtime.registered_model import RegisteredModel
 from runtime.registry import load_links, registered
 from runtime.sections import GIB
 from runtime.vllm_places import missing_python
@@ -88,6 +90,8 @@ def examine(config: Config) -> list[Finding]:
     checks = (_python, _packages, _ports, _certificates, _shared_memory, _memory, _disk, _nixl, _device, _kernels)
     findings = [finding for check in checks for finding in check(config)]
     findings += [finding for one in configs for finding in _weights(one)]
+    for (name, model), (_, directory) in zip(registered(config).items(), models, strict=True):
+        findings += _adapters(name, model, directory) if directory is not None else []
     return [*findings, *_listening(config), *(finding for found, _ in models for finding in found)]
 
 
@@ -113,6 +117,16 @@ def _model(path: Path) -> tuple[list[Finding], Path | None]:
         return [Finding("model", "fail", what, remedy)], None
     missing = f"{found.missing_bytes / GIB:.2f} GiB of its weights are not here yet"
     return [Finding("model", "ok", f"{asked}: it can be served; {missing}: `upbeat up` downloads them")], None
+
+
+def _adapters(name: str, model: RegisteredModel, directory: Path) -> list[Finding]:
+    """A finding for the adapters of the model in `directory`, if it has some."""
+    try:
+        check_adapters(name, model, directory)
+    except ConfigError as e:
+        what, _, remedy = str(e).rpartition("; ")
+        return [Finding("adapters", "fail", what, remedy)]
+    return [Finding("adapters", "ok", f"of {name}: {', '.join(model.adapters)}")] if model.adapters else []
 
 
 def _vllm_model(config: Config, path: Path) -> tuple[list[Finding], None]:

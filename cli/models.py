@@ -59,9 +59,11 @@ def flag_of(name: str, model: RegisteredModel, named: Mapping[str, str]) -> str:
 
 
 def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line a model. models: `data` of `GET /v1/models`."""
+    """Print a line a model, then one an adapter. models: `data` of `GET /v1/models`."""
+    shown = [model for model in models if not model.get("parent")]
+    beside = [model for model in models if model.get("parent")]
     rows = table("model", "state", "nodes", "weights", "KV in use", "KV cached", "idle", "priority", "TTFT, TPOT")
-    for model in models:
+    for model in shown:
         nodes = model.get("nodes") or []
         used, cached, limit = (
             sum(int(node.get(f"kv_bytes_{what}") or 0) for node in nodes) for what in ("used", "cached", "limit")
@@ -79,6 +81,11 @@ def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
             _objectives(model),
         )
     console.print(rows)
+    if beside:
+        adapters = table("adapter", "of", "state")
+        for model in beside:
+            adapters.add_row(*(str(model.get(key) or "?") for key in ("id", "parent", "state")))
+        console.print(adapters)
 
 
 def shared_devices(devices: Sequence[Mapping[str, Any]]) -> Table | None:

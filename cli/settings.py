@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from cli.adapters import adapters_bytes, check_adapters, with_adapters
 from cli.machine import on_host
 from cli.models import flag_of, models_over
 from cli.own_key import fresh_key, kept_key
@@ -79,6 +80,8 @@ class Flags:
     base_port: int | None = None
     #: Of the fleet's schedulers.
     schedulers: Sequence[str] = ()
+    #: `[MODEL:]NAME=DIR`, in addition to the configured ones.
+    adapters: Sequence[str] | None = None
 
 
 def resolve(flags: Flags) -> Config:
@@ -151,7 +154,7 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
         over["kv"]["dram_gib"] = flags.dram_gib
     if flags.policy is not None:
         over["scheduler"]["policy"] = flags.policy
-    config = load_config(flags.config, over)
+    config = with_adapters(load_config(flags.config, over), flags.adapters)
     if flags.vllm_args is not None and not vllm_models(config):
         raise ConfigError(f"--vllm-args {flags.vllm_args}: no model runs in vLLM; give --engine vllm as well")
     return config
@@ -311,7 +314,9 @@ def _place_of(name: str, model: RegisteredModel, flags: Flags) -> Path:
     """The model's directory; for a hub id that vLLM runs, the id: vLLM downloads it. Raises ConfigError."""
     flag = flag_of(name, model, flags.models)
     if model.engine != "vllm":
-        return model_directory(str(model.path), flag)
+        directory = model_directory(str(model.path), flag)
+        check_adapters(name, model, directory)
+        return directory
     if hub_id(str(model.path)) is None:
         check_foreign_directory(model.path, flag)
     return model.path
@@ -321,7 +326,9 @@ def weights_gib(config: Config, name: str, directory: Path) -> float:
     """GiB of `kv.hbm_gib` that the weights take, as far as they are here. vLLM measures a GPU's memory itself."""
     if registered(config)[name].engine == "vllm":
         return weight_bytes(directory) / GIB if directory.is_dir() and on_host(config) else 0.0
-    return weight_bytes(directory) / GIB * _growth(config, name, directory)
+    return (
+        weight_bytes(directory) / GIB * _growth(config, name, directory) + adapters_bytes(config, name, directory) / GIB
+    )
 
 
 def _growth(config: Config, name: str, directory: Path) -> float:

@@ -29,6 +29,12 @@ def up(
         int | None, whole_option("Devices a node: a worker each, all sharing one kvstore.  [default: 1]")
     ] = None,
     model: Models = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL:]NAME=DIR", help="A LoRA adapter, served as NAME; may be repeated.", show_default=False
+        ),
+    ] = None,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a hub id: a branch, a tag or a commit.  [default: main]")
     ] = None,
@@ -100,6 +106,7 @@ def up(
         devices,
         engine,
         vllm_args,
+        adapters=adapter,
     )
     resolved, programs = with_demo_memory(asked := resolve(flags), flags), bin_dir or Path(sys.executable).parent
     plan = plan_of(resolved)

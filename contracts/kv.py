@@ -173,9 +173,17 @@ def chunk_keys(
     return keys
 
 
-def scope_extras(cache_salt: str) -> dict[int, bytes] | None:
-    """`extras` of `chunk_keys` for a request's scope, which separates KV within a tenant; empty: none."""
-    return {0: b"cache_salt" + cache_salt.encode("utf-8", "surrogatepass")} if cache_salt else None
+def request_extras(cache_salt: str, adapter: bytes = b"") -> dict[int, bytes] | None:
+    """`extras` of `chunk_keys` for a request. cache_salt: its scope, which separates KV within a tenant; empty: none.
+    adapter: the digest of its LoRA adapter, KEY_BYTES; empty: none. Raises ValueError for a digest of another length.
+    """
+    if adapter and len(adapter) != KEY_BYTES:
+        raise ValueError(f"an adapter's digest has {KEY_BYTES} bytes, not {len(adapter)}")
+    # Unambiguous: the digest's length is fixed, and the two beginnings differ.
+    extra = b"adapter" + adapter if adapter else b""
+    if cache_salt:
+        extra += b"cache_salt" + cache_salt.encode("utf-8", "surrogatepass")
+    return {0: extra} if extra else None
 
 
 def leading(flags: Iterable[bool]) -> int:

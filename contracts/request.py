@@ -79,6 +79,7 @@ class GenerateRequest:
     - packed: large fields, already encoded as msgpack by a helper; the worker finds them decoded in their fields.
     - weight: its tenant's, among tenants that compete for the device at the same priority.
     - cache_salt: the scope of its KV within the tenant (`gateway.core.scopes`); enters its chunk keys.
+    - adapter: the name of a LoRA adapter of `model`; empty: none.
     - trace: its trace (`contracts.trace_context`); empty: it is not traced.
     """
 
@@ -106,6 +107,7 @@ class GenerateRequest:
     regex: str | None = None
     form_field: str = ""
     cache_salt: str = ""
+    adapter: str = ""
     trace: str = ""
 
     @property

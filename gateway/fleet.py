@@ -30,7 +30,7 @@ from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock
 from runtime.config import Config
-from runtime.registry import registered
+from runtime.registry import adapters_of, registered
 from runtime.same_secret import Membership
 
 log = telemetry.logger("gateway.fleet")
@@ -55,6 +55,8 @@ class Fleet:
             name: registry.Registered(m.ttft_s, m.tpot_s, m.engine, m.priority, m.pinned)
             for name, m in registered(config).items()
         }
+        #: The model of each LoRA adapter, by their names. Requests for an adapter are placed as its model's.
+        self.adapters = adapters_of(config)
         #: Every model seen; a model whose nodes are restarting is still known.
         self.models: dict[str, Model] = {}
         #: By model: how long a prompt may be on the node with the largest limit.
@@ -139,6 +141,7 @@ class Fleet:
         self.wires = registry.wires(self.registered, self.models)
         self.relays = ModelWire.HTTP in self.wires.values()
         self.bounds |= bounds_of(m for node in message.nodes for m in node.models)
+        self.bounds |= {name: self.bounds[base] for name, base in self.adapters.items() if base in self.bounds}
         self._workers.follow(self.view)
 
     def targets(self, name: str) -> dict[str, float]:
@@ -147,13 +150,18 @@ class Fleet:
 
     # ---- what is known -----------------------------------------------------------------------------------------
     def knows_model(self, name: str) -> bool:
-        """Whether the configuration registers the model or some node has had it."""
-        return name in self.registered or name in self.models
+        """Whether the configuration registers the model or adapter, or some node has had it."""
+        return name in self.registered or name in self.adapters or name in self.models
+
+    def base_of(self, name: str) -> str:
+        """The model that an adapter changes; other names are their own."""
+        return self.adapters.get(name, name)
 
     def described(self) -> list[dict[str, Any]]:
         """Every known model, as `GET /v1/models` shows it."""
         names = registry.names(self.registered, self.models)
-        return [registry.described(name, self.registered, self.models, self.view) for name in names]
+        found = {name: registry.described(name, self.registered, self.models, self.view) for name in names}
+        return [*found.values(), *(registry.adapter(name, found[base]) for name, base in self.adapters.items())]
 
     def knows_node(self, name: str) -> bool:
         """Whether the fleet or the configuration has a node or a device of this name."""

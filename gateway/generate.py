@@ -37,8 +37,8 @@ class Job:
 
     arrived_s: the request's arrival on the gateway's clock. prompt_estimate: the prompt's tokens, estimated. pin: the
     node that must run it, or empty. packed, json_schema, regex, form_field, tool_use, template_kwargs, expected_tokens,
-    weight and cache_salt: see `GenerateRequest`. hop: its place in an agent workflow; only a request's first choice
-    has one. trace: None while traces are off.
+    weight, cache_salt and adapter: see `GenerateRequest`. hop: its place in an agent workflow; only a request's first
+    choice has one. trace: None while traces are off.
     """
 
     request_id: str
@@ -62,6 +62,7 @@ class Job:
     expected_tokens: int | None = None
     weight: float = 1.0
     cache_salt: str = ""
+    adapter: str = ""
     trace: TurnTrace | None = None
 
 
@@ -242,6 +243,7 @@ class Generation:
             alone=self._alone,
             weight=job.weight,
             cache_salt=job.cache_salt,
+            adapter=job.adapter,
             trace=job.trace.wire if job.trace is not None else "",
         )
 

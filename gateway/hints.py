@@ -38,8 +38,9 @@ class Hints:
         self._some = asyncio.Event()
 
     def advise(self, advisories: list[common_pb2.Advisory]) -> None:
-        """Tell the scheduler soon, keeping the order."""
+        """Tell the scheduler soon, keeping the order. An adapter's name becomes that of its model."""
         for advisory in advisories:
+            advisory.model_id = self._fleet.base_of(advisory.model_id)
             self._put("advisory", advisory)
 
     def invalidate(self, invalidation: pb.InvalidateRequest) -> None:

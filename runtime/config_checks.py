@@ -149,6 +149,7 @@ def _check_models(config: Config) -> None:
                 f"lower it, extend {key} or raise nodes.count"
             )
     _check_both_ways(config)
+    _check_adapters(config)
     _check_those_that_stay(config)
     for number in config.nodes.numbers:
         if not models_of(config, number):
@@ -158,6 +159,24 @@ def _check_models(config: Config) -> None:
                 "lower nodes.count"
             )
     check_vllm(config)
+
+
+def _check_adapters(config: Config) -> None:
+    """A name is one model's or one adapter's, and only models on Upbeat's engine have adapters."""
+    owners: dict[str, str] = {}
+    for name, model in registered(config).items():
+        for adapter in model.adapters:
+            key = f"models.{name}.adapters.{adapter}"
+            if model.engine == "vllm":
+                raise ConfigError(
+                    f"{key}: adapters of a model that vLLM serves cannot be asked by name; remove it, or merge it into "
+                    "its base and serve the merged model"
+                )
+            if adapter in registered(config):
+                raise ConfigError(f"{key}: a model has this name; give the adapter another one")
+            if adapter in owners:
+                raise ConfigError(f"{key}: {owners[adapter]} has an adapter of this name; give one of them another one")
+            owners[adapter] = f"models.{name}"
 
 
 def _check_those_that_stay(config: Config) -> None:

@@ -14,6 +14,8 @@ Engine = Literal["native", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 #: A model's name in the API (the field `model`).
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$")]
+#: Adapters of one model.
+MOST_ADAPTERS = 64
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -48,8 +50,15 @@ class RegisteredModel(BaseModel):
     vllm_args: list[str] = []
     #: auto: `worker.dtype`.
     dtype: Dtype = "auto"
+    #: LoRA adapters by their names in the API: directories as PEFT writes them.
+    adapters: dict[ModelName, Path] = Field(default={}, max_length=MOST_ADAPTERS)
 
     @field_validator("path", mode="before")
     @classmethod
     def _path_or_hub_id(cls, value: Any) -> Any:
         return as_model(value)
+
+    @field_validator("adapters")
+    @classmethod
+    def _absolute(cls, value: dict[str, Path]) -> dict[str, Path]:
+        return {name: path.expanduser().absolute() for name, path in value.items()}

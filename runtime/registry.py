@@ -17,6 +17,11 @@ def models_of(config: Config, number: int) -> list[str]:
     return [name for name, model in registered(config).items() if model.nodes is None or number in model.nodes]
 
 
+def adapters_of(config: Config) -> dict[str, str]:
+    """The model of every adapter, both by their names in the API."""
+    return {adapter: name for name, model in registered(config).items() for adapter in model.adapters}
+
+
 def weights_stay(config: Config) -> bool:
     """Whether all weights stay on their devices, so that a device must hold those of all its models."""
     return config.sharing in ("static", "elastic")

@@ -83,7 +83,15 @@ class ModelImage:
         """The model, with places for its weights in the device's memory. Raises ConfigError."""
         w, digests = config.worker, config.run_dir / "digests"
         model = lay_out(
-            config.model, device.memory, w.dtype, w.device, config.kv.chunk_tokens, digests, device.pack, name
+            config.model,
+            device.memory,
+            w.dtype,
+            w.device,
+            config.kv.chunk_tokens,
+            digests,
+            device.pack,
+            name,
+            registered(config)[name].adapters,
         )
         return cls(name, config, model, TextCodec.load(config.model))
 
@@ -195,7 +203,7 @@ def _serve_in_turns(
     remove_unused(config.shm_dir)
     room = _image_bytes(config)
     for image, each in sorted(zip(images, ids, strict=True), key=lambda pair: pair[0].pinned):
-        key = image.shape.fingerprint + device.layout.encode()
+        key = image.shape.fingerprint + image.model.adapters.digest + device.layout.encode()
         host = image_of(config.shm_dir, key, image.model.spans, room, device.lock)
         room -= host.bytes if host else 0
         packed += [host] if host else []
@@ -346,7 +354,9 @@ def _serve(
     loader = KvLoader(kv, table, lambda event: engine.inbox.put(event), copier)
     cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
     executor = Executor(shape, kv, cache, table, loader, RealClock(), config.kv, salt_of)
-    engine = NativeEngine(executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids)
+    engine = NativeEngine(
+        executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids, image.model.adapters.by_name
+    )
     seed(engine.core.pace, profile)
     seed_loads(engine.core.state.rates, profile, shape.piece_bytes)
     max_tokens = longest(image.model.max_tokens, pool.total, shape.layers, shape.chunk_tokens)

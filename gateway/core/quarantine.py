@@ -70,6 +70,7 @@ def digest(request: GenerateRequest) -> bytes:
     )
     same.json_schema, same.tool_use, same.packed = request.json_schema, request.tool_use, request.packed
     same.template_kwargs, same.regex = request.template_kwargs, request.regex
+    same.adapter = request.adapter
     return blake3(frames.encode_request(same)).digest()
 
 

@@ -72,6 +72,13 @@ def described(
     }
 
 
+def adapter(name: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    """A LoRA adapter of the model `base` (as `described`): it has the model's state and place. What is counted by model
+    is at its parent."""
+    kept = ("object", "created", "owned_by", "max_model_len", "state", "engine")
+    return {"id": name} | {key: base[key] for key in kept} | {"parent": base["id"]}
+
+
 def _on(node: NodeView, there: ModelThere) -> dict[str, Any]:
     return {
         "node": node.name,

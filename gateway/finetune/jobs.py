@@ -57,6 +57,10 @@ class FineTuning:
         then."""
         if not self._fleet.knows_model(asked.model):
             raise unknown_model(asked.model)
+        if (base := self._fleet.base_of(asked.model)) != asked.model:
+            raise InvalidRequest(
+                f"{asked.model} is an adapter of {base}; train {base}, which gives an adapter of its own", param="model"
+            )
         await self._settle_all(tenant)
         await asyncio.to_thread(self.files.check_room, tenant, 0)
         job_id = f"ftjob-{secrets.token_hex(12)}"

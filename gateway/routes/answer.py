@@ -64,13 +64,15 @@ def new_job(
         if parts.fleet.view is None:
             raise Unavailable("no scheduler has answered yet; try again in a moment")
         raise unknown_model(asked.model)
+    base = parts.fleet.base_of(asked.model)
     sampling = asked.sampling
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbits(63))
     return Job(
         request_id=labelled(request, request_id),
         session=session.key,
-        model=asked.model,
+        model=base,
+        adapter=asked.model if base != asked.model else "",
         sampling=sampling,
         arrived_s=request[timing.ARRIVED_S],
         messages=prompt.messages,
@@ -86,7 +88,7 @@ def new_job(
         form_field=asked.form.field if asked.form is not None else "",
         tool_use=asked.tool_use,
         template_kwargs=asked.template_kwargs,
-        pin=pinned_node(request, caller, parts, asked.model),
+        pin=pinned_node(request, caller, parts, base),
         hop=hop_of(request.headers, session.key.session_id),
         cache_salt=session.scope(
             asked.user, asked.cache_salt, per_user=parts.config.gateway.per_user(session.key.tenant)

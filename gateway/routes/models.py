@@ -53,7 +53,7 @@ async def placement(request: web.Request) -> web.Response:
     server_caller_of(request)
     if not fleet.knows_model(name):
         raise unknown_model(name)
-    reply = await fleet.call("ExplainModel", pb.ExplainModelRequest(model=name))
+    reply = await fleet.call("ExplainModel", pb.ExplainModelRequest(model=fleet.base_of(name)))
     return web.json_response({"id": name, "object": "model.placement", "nodes": [_on(one) for one in reply.devices]})
 
 

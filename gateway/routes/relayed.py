@@ -90,6 +90,7 @@ def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved
         if parts.fleet.view is None:
             raise Unavailable("no scheduler has answered yet; try again in a moment")
         raise unknown_model(model)
+    model = parts.fleet.base_of(model)
     return RelayJob(
         request_id=labelled(request, request_id or secrets.token_hex(12)),
         session=session.key,

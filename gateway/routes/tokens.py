@@ -87,6 +87,7 @@ async def _answered(
     model = asked.model or parts.config.served_model
     if not parts.fleet.knows_model(model):
         raise unknown_model(model)
+    model = parts.fleet.base_of(model)
     pin = pinned_node(request, caller, parts, model)
     times, clock = TurnTimes(request[ARRIVED_S]), parts.clock
     async with entered(request, caller.tenant, caller.priority(0), 0):

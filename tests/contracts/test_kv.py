@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.convert import shape_from_wire, shape_to_wire
 from contracts.errors import InvalidRequest
-from contracts.kv import KvShape, chunk_key, chunk_keys, fingerprint, leading, scope_extras, tenant_salt
+from contracts.kv import KvShape, chunk_key, chunk_keys, fingerprint, leading, request_extras, tenant_salt
 from contracts.v1 import common_pb2
 
 SHAPE = KvShape.of_heads(fingerprint(b"weights", dtype="float32", chunk_tokens=4), 6, 2, 32, 4, "float32")
@@ -42,13 +42,29 @@ def test_known_keys_are_continued(a: list[int], known: int, more: dict[int, byte
 def test_requests_of_two_scopes_share_no_key_and_those_of_one_share_all(
     a: list[int], b: list[int], one: str, other: str
 ) -> None:
-    keys_a, keys_b = (chunk_keys(SALT, SHAPE, t, (), scope_extras(s)) for t, s in ((a, one), (b, other)))
-    assert chunk_keys(SALT, SHAPE, a, keys_a[:1], scope_extras(one)) == keys_a, "also when computed bit by bit"
+    keys_a, keys_b = (chunk_keys(SALT, SHAPE, t, (), request_extras(s)) for t, s in ((a, one), (b, other)))
+    assert chunk_keys(SALT, SHAPE, a, keys_a[:1], request_extras(one)) == keys_a, "also when computed bit by bit"
     if one != other:
         assert not set(keys_a) & set(keys_b)
     else:
         same = leading(x == y for x, y in zip(a, b, strict=False)) // 4
         assert keys_a[:same] == keys_b[:same]
+
+
+@given(tokens, *(st.tuples(st.text(max_size=20), st.sampled_from([b"", b"a" * 32, b"b" * 32])) for _ in range(2)))
+def test_two_adapters_or_scopes_share_no_key_whatever_the_other_says(
+    a: list[int], one: tuple[str, bytes], other: tuple[str, bytes]
+) -> None:
+    keys = [chunk_keys(SALT, SHAPE, a, (), request_extras(*each)) for each in (one, other)]
+    assert chunk_keys(SALT, SHAPE, a, keys[0][:1], request_extras(*one)) == keys[0]
+    assert keys[0] == keys[1] if one == other else not set(keys[0]) & set(keys[1])
+
+
+def test_a_scope_that_looks_like_an_adapter_is_none_and_a_digest_has_one_length() -> None:
+    salts = ("", "cache_salt", "adapter" + "a" * 32)
+    assert len({request_extras(s, d)[0] for s in salts for d in (b"a" * 32, b"b" * 32)}) == 6  # type: ignore[index]
+    with pytest.raises(ValueError, match="32 bytes"):
+        request_extras("", b"a")
 
 
 def test_keys_are_the_same_on_every_machine() -> None:

@@ -11,7 +11,9 @@ from gateway_fakes import MODEL, QUICK, Stack, stack, until
 from security_harness import KEY_A
 
 from contracts.models import ModelState
+from contracts.request import GenerateRequest, Sampling
 from contracts.v1 import scheduler_pb2 as pb
+from gateway.core.quarantine import digest
 from gateway.core.registry import Registered, described, names
 from gateway.core.routing import FleetView, Model, ModelThere, NodeView, direct_route
 from gateway.fleet import fleet_from_wire
@@ -210,3 +212,57 @@ async def test_a_model_that_no_node_of_a_whole_fleet_has_any_more_is_forgotten()
         s.scheduler.set_absent()
         await until(lambda: not fleet.knows_model("base:tuned"))
         assert (await s.get("/v1/models/base:tuned"))[0] == 404
+
+
+WITH_ADAPTERS = {MODEL: {"path": "/m/toy", "ttft_s": 9.0, "adapters": {"support": "/a/s", f"{MODEL}:law": "/a/l"}}}
+
+
+async def test_adapters_are_listed_with_their_parent_and_state_behind_the_models() -> None:
+    async with stack(1, models=WITH_ADAPTERS) as s:
+        listed = (await s.get("/v1/models"))[1]["data"]
+        assert [(m["id"], m.get("parent"), m["state"]) for m in listed] == [
+            (MODEL, None, "active"),
+            ("support", MODEL, "active"),
+            (f"{MODEL}:law", MODEL, "active"),
+        ]
+        assert {m["max_model_len"] for m in listed} == {listed[0]["max_model_len"]} and "nodes" not in listed[1]
+        assert (await s.get("/v1/models/support"))[1] == listed[1]
+        assert (await s.get("/v1/models/support/placement"))[1]["id"] == "support"
+        client = openai.AsyncOpenAI(base_url=f"{s.url}/v1", api_key="none", max_retries=0)
+        assert [m.id async for m in client.models.list()] == [m["id"] for m in listed]
+        await client.close()
+
+
+async def test_a_request_for_an_adapter_is_placed_as_its_models_and_told_to_the_worker() -> None:
+    async with stack(1, models=WITH_ADAPTERS) as s:
+        for name in ("support", f"{MODEL}:law", MODEL):
+            status, answer, _ = await s.chat(model=name)
+            assert status == 200 and answer["model"] == name
+        [worker] = s.workers
+        assert [(r.model, r.adapter) for r in worker.submitted] == [
+            (MODEL, "support"),
+            (MODEL, f"{MODEL}:law"),
+            (MODEL, ""),
+        ]
+        sessions = {r.session_id for r in worker.submitted}
+        assert len(sessions) == 3, "a conversation with an adapter is not its base's"
+        status, answer, _ = await s.post("/v1/completions", {"model": "support", "prompt": "a", "max_tokens": 1})
+        assert (status, worker.submitted[-1].adapter) == (200, "support")
+        status, answer, _ = await s.post("/tokenize", {"model": "support", "prompt": "a"})
+        assert status == 200
+        status, answer, _ = await s.chat(model="suppor")
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_hint_that_names_an_adapter_is_one_for_its_model() -> None:
+    async with stack(1, models=WITH_ADAPTERS) as s:
+        status, _, _ = await s.post("/v1/advisory", {"session_id": "c-1", "model_id": "support"})
+        assert status == 202
+        await until(lambda: bool(s.scheduler.advised))
+        assert s.scheduler.advised[0].model_id == MODEL
+
+
+async def test_requests_for_two_adapters_are_two_for_the_quarantine() -> None:
+    request = GenerateRequest("r", "t", "s", MODEL, Sampling(), prompt="a", adapter="support")
+    assert digest(request) == digest(replace(request, request_id="r2", session_id="s2"))
+    assert len({digest(request), digest(replace(request, adapter="law")), digest(replace(request, adapter=""))}) == 3

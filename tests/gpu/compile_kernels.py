@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from worker.kernels.cuda import attention, experts, products, rows
+from worker.kernels.cuda import attention, experts, low_rank, products, rows
 
 E = "*bf16"
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -60,6 +60,7 @@ def main() -> None:
     fixed = {"BIAS": False, "WIDEN": False, "ROWS": 64, "OUTPUTS": 64, "INPUTS": 64}
     compiled("product", products._product, types, fixed, 4, 3)
     compile_experts()
+    compile_low_rank()
     # Gemma 3 4B.
     compile_attention("gemma_", attention.AttentionShape(8, 4, 256, 64, torch.bfloat16), window=1024)
     compile_rows("gemma_", 8, 4, 256, 2560, 10240, gemma=True)
@@ -125,6 +126,15 @@ def compile_experts() -> None:
         compiled(name, experts._grouped_product, types, fixed, 4, 3)
     types = {"outputs": E, "weights": E, "out": E}
     compiled("mix", experts._mix, types, {"HIDDEN": 2048, "PER_TOKEN": 8, "BLOCK": 1024}, 4, 3)
+
+
+def compile_low_rank() -> None:
+    """Adapters of rank 16 of q, k and v."""
+    common = {"numbers": "*i32", "low": "*fp32", "inputs": "i32!", "outputs": "i32!", "second": "i32!", "third": "i32!"}
+    types = common | {"x": E, "a": E, "b": E, "out": E}
+    compiled("lower", low_rank._lower, types, {"MANY": 48, "LOWS": 16, "INPUTS": 128}, 4, 3)
+    fixed = {"SEGMENTS": 3, "RANK": 16, "RANK_UP": 16, "OUTPUTS": 64}
+    compiled("raise", low_rank._raise, types, fixed, 4, 3)
 
 
 if __name__ == "__main__":

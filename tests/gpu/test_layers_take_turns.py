@@ -50,8 +50,8 @@ def test_lent_returning_and_loaded_layers_give_the_same_bits(tmp_path: Path, dec
     circulation = Circulation(bench.model, host, copy, mark)
     change_at_random(bench.model, bench.pool, circulation, host, step, fail, seed=decodes, rounds=rounds, copy=copy)
     if decodes:
-        places = {layer: 0 for layer, _ in bench.runner.graphs[1, 1] or {}}
-        for layer, _ in bench.runner.graphs[1, 1] or {}:
+        places = {layer: 0 for layer, _ in bench.runner.graphs[1, 1, False] or {}}
+        for layer, _ in bench.runner.graphs[1, 1, False] or {}:
             places[layer] += 1
         assert max(places.values()) <= 3, "a layer has a graph for its own place and for each slot, made once"
     host.close()

@@ -29,9 +29,12 @@ Alone = Callable[[list[int]], torch.Tensor]
 class Bench:
     """A model on the device of these tests, and sequences whose pages are drawn at random; unwritten memory is NaN."""
 
-    def __init__(self, directory: Path, dtype: str = "float32", batch_invariant: bool = False) -> None:
-        self.pool = pool(GRANULE * 512, GRANULE)
-        self.model = load_model(directory, self.pool, dtype, "cuda" if CUDA else "cpu", CHUNK, None)
+    def __init__(
+        self, directory: Path, dtype: str = "float32", batch_invariant: bool = False,
+        adapters: dict[str, Path] | None = None,
+    ) -> None:  # fmt: skip
+        self.pool, device = pool(GRANULE * 512, GRANULE), "cuda" if CUDA else "cpu"
+        self.model = load_model(directory, self.pool, dtype, device, CHUNK, None, adapters=adapters)
         self.kv = PagedKv.reserve(self.pool, self.model.shape, 300, KV)
         for slab in range(self.kv.slab_count):
             self.kv.map_slab(slab)
@@ -52,8 +55,10 @@ class Bench:
             list(slices), lambda n: self.calls.append(("before", n)), lambda n: self.calls.append(("after", n))
         )
 
-    def cut(self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True) -> Slice:
-        return Slice(tokens[start:end], start, pages[:, : -(-end // CHUNK)], want)
+    def cut(
+        self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True, adapter: int = -1
+    ) -> Slice:
+        return Slice(tokens[start:end], start, pages[:, : -(-end // CHUNK)], want, adapter)
 
 
 class Fence(HostFence):
@@ -196,7 +201,7 @@ def test_decodes_replay_a_graph_a_layer_and_padding_rows_disturb_nothing(bench: 
         )
         torch.testing.assert_close(got, torch.stack([e[3 - back] for e in expected]), atol=1e-4, rtol=1e-4)
     [(shape, graphs)] = bench.runner.graphs.items()
-    assert shape == (4, 1) and graphs is not None
+    assert shape == (4, 1, False) and graphs is not None
     assert [layer for layer, _ in graphs] == list(range(bench.model.config.layers))
 
 
@@ -212,13 +217,13 @@ def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_fo
         return bench.step(bench.cut(pages, tokens, at, at + 1))[0]
 
     decode(26), decode(27)
-    before = dict(bench.runner.graphs[1, 1] or {})
+    before = dict(bench.runner.graphs[1, 1, False] or {})
     torch.testing.assert_close(decode(28), alone(tokens[:29]), atol=1e-4, rtol=1e-4)
     # A span that lent its granules and has them back shows its weights where they were.
     bench.model.unload_layer(0)
     bench.model.load_layer(0)
     decode(28)
-    assert bench.runner.graphs[1, 1] == before
+    assert bench.runner.graphs[1, 1, False] == before
     # A layer that is read in another place has another graph there.
     moved = {
         f.name: None if (t := getattr(bench.model.layers[1], f.name)) is None else t.clone()
@@ -226,7 +231,7 @@ def test_a_graph_is_captured_again_for_the_layer_whose_weights_moved_and_only_fo
     }
     bench.model.layers._slots[1] = LayerWeights(**moved)
     torch.testing.assert_close(decode(29), alone(tokens), atol=1e-4, rtol=1e-4)
-    after = bench.runner.graphs[1, 1] or {}
+    after = bench.runner.graphs[1, 1, False] or {}
     assert [layer for layer, place in after if (layer, place) not in before] == [1]
 
 
@@ -237,7 +242,7 @@ def test_memory_that_grows_drops_the_graphs_that_hold_its_addresses(directory: P
     bench.step(bench.cut(pages, tokens, 0, 15))
     for at in (15, 16):
         bench.step(bench.cut(pages, tokens, at, at + 1))
-    assert bench.runner.graphs[1, 1]
+    assert bench.runner.graphs[1, 1, False]
     many = [prompt(20, seed) for seed in range(7)]
     # more tokens and sequences than were announced
     got = bench.step(*(bench.cut(bench.pages(8), p[:8], 0, 8) for p in many))

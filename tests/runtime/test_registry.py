@@ -10,7 +10,7 @@ import pytest
 from contracts.errors import ConfigError
 from runtime.config import Config
 from runtime.config_file import dump_config, load_config
-from runtime.registry import as_only, models_of, registered
+from runtime.registry import adapters_of, as_only, models_of, registered
 
 TWO = {"small": {"path": "/models/s", "nodes": [0]}, "large": {"path": "/models/l", "nodes": [1], "dtype": "bfloat16"}}
 
@@ -126,3 +126,28 @@ def test_a_model_that_leaves_when_it_is_idle_cannot_be_kept_on_nodes() -> None:
         load_config(None, {"models": models, "sharing": "serverless"})
     load_config(None, {"models": models, "sharing": "swap"})
     load_config(None, {"models": {"b": models["b"]}, "sharing": "serverless"})
+
+
+def test_adapters_belong_to_one_model_each_and_are_absolute(tmp_path: Path) -> None:
+    config = config_of({"a": {"path": "/a", "adapters": {"x": "some/dir", "a:y": "/y"}}, "b": {"path": "/b"}}, nodes=1)
+    assert adapters_of(config) == {"x": "a", "a:y": "a"}
+    assert config.models["a"].adapters["x"] == Path("some/dir").absolute()
+    written = tmp_path / "config.yaml"
+    written.write_text(dump_config(config))
+    assert load_config(written) == config
+    assert adapters_of(load_config()) == {}
+
+
+@pytest.mark.parametrize(
+    ("models", "match"),
+    [
+        ({"a": {"path": "/a", "adapters": {"b": "/x"}}, "b": {"path": "/b"}}, "adapters.b: a model has this name"),
+        ({n: {"path": f"/{n}", "adapters": {"x": "/x"}} for n in "ab"}, "models.b.adapters.x: models.a has an adapter"),
+        ({"a": {"path": "/a", "engine": "vllm", "adapters": {"x": "/x"}}}, "that vLLM serves cannot be asked by name"),
+        ({"a": {"path": "/a", "adapters": {"no name": "/x"}}}, "adapters"),
+        ({"a": {"path": "/a", "adapters": {f"x{n}": "/x" for n in range(65)}}}, "64"),
+    ],
+)
+def test_adapters_that_cannot_be_are_named(models: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        config_of(models, nodes=1)

@@ -272,9 +272,11 @@ class Harness:
         kernels: str = "auto",
         step_ms: int = 0,
         niceness: int = 0,
+        adapters: dict[str, Path] | None = None,
         **worker: int,
     ) -> None:
         torch.set_num_threads(1)
+        self.adapters = adapters
         settings = KvSection(cache=cache, cooperative=cooperative, chunk_tokens=CHUNK, layer_priority=True)
         runner, copier = self.assemble(model, pages, dtype, kernels)
         self.pool = PagePool(self.kv.slab_count, self.kv.pages_per_slab, self.model.shape.layers)
@@ -291,8 +293,9 @@ class Harness:
         self.computed = runner = Counting(runner)
         self.grammars = GrammarCompiler(self.codec, self.model.config.vocab_size, self.model.eos_ids)
         self.engine = NativeEngine(
-            self.executor, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker)
-        )
+            self.executor, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker),
+            adapters=self.model.adapters.by_name,
+        )  # fmt: skip
         self.loop = DeviceLoop([self.engine], niceness)
         self.crashes: list[BaseException] = []
         self.loop.on_crash = self.crashes.append
@@ -309,7 +312,8 @@ class Harness:
         """Sets memory, model and kv; returns what computes and what copies."""
         self.memory: DeviceMemory = host_memory(64 << 20, GRANULE)
         computing = choose_kernels(kernels, load_config(model), CHUNK, 1)
-        self.model: Model = load_model(model, self.memory, dtype, "cpu", CHUNK, None, computing and computing.pack)
+        pack = computing and computing.pack
+        self.model: Model = load_model(model, self.memory, dtype, "cpu", CHUNK, None, pack, "", self.adapters)
         self.kv = PagedKv.reserve(self.memory, self.model.shape, pages, KV)
         runner = NativeRunner(self.model, self.kv, computing) if computing else Runner(self.model, self.kv)
         return runner, HostCopier(self.kv)
@@ -351,6 +355,7 @@ class Harness:
         regex: str | None = None,
         cache_salt: str = "",
         trace: str = "",
+        adapter: str = "",
         **sampling: object,
     ) -> str:
         """Start a request; greedy and without an end of text unless said otherwise."""
@@ -359,7 +364,7 @@ class Harness:
         request = GenerateRequest(
             f"r{self._count}", tenant, session, "tiny", chosen, prompt_tokens=prompt, resume_tokens=resume or [],
             group=group, choice=choice, json_schema=json_schema, tool_use=tool_use, weight=weight, regex=regex,
-            cache_salt=cache_salt, trace=trace,
+            cache_salt=cache_salt, trace=trace, adapter=adapter,
         )  # fmt: skip
         self._results[request.request_id] = Result()
         self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.guide(request)))

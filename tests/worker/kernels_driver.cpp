@@ -30,7 +30,7 @@ template <typename W>
 struct Model {
     using Stored = typename W::Stored;
     int type;
-    Shape shape = {HIDDEN, HEADS, KV_HEADS, DIM, INNER, CHUNK, 1e-5f};
+    Shape shape = {HIDDEN, HEADS, KV_HEADS, DIM, INNER, CHUNK, 0, 0, 0, 0, 0, 0, 1e-5f, 1 / std::sqrt(float(DIM)), 1};
     Layer layer = {};
     std::vector<Stored> table, input_norm, post_norm;
     Matrix<Stored> qkv, out, gate, up, down;
@@ -101,8 +101,8 @@ std::vector<float> step(Team& team, const Model<W>& model, std::vector<char>& me
             slots.push_back(i % CHUNK);
         }
     }
-    const Buffers buffers = {x.data(), a.data(), mid.data(), q.data(), kv.data(), cosines.data(), sines.data()};
-    upbeat_embed(model.type, model.table.data(), tokens.data(), rows, HIDDEN, x.data());
+    const Buffers buffers = {x.data(), a.data(), mid.data(), q.data(), kv.data(), nullptr, nullptr, cosines.data(), sines.data(), nullptr, nullptr};
+    upbeat_embed(model.type, &model.shape, model.table.data(), tokens.data(), rows, x.data());
     upbeat_project(&team, model.type, &model.shape, &model.layer, &buffers, rows);
     upbeat_write(&team, model.type, &model.shape, &buffers, rows, memory.data(), places.data(), slots.data());
     upbeat_finish(&team, model.type, &model.shape, &model.layer, &buffers, queries.data(), int(queries.size()), rows, 0, memory.data());

@@ -62,7 +62,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def bench_by(way: str, directory: Path, threads: int = 2) -> Bench:
+def bench_by(way: str, directory: Path, threads: int = 2, adapters: dict[str, Path] | None = None) -> Bench:
     """A bench of this type that multiplies this way and no other; its chunks suit tiles."""
     way, _, registers = way.partition("@")
     dtype, _, products = way.partition("-")
@@ -75,7 +75,7 @@ def bench_by(way: str, directory: Path, threads: int = 2) -> Bench:
         kernels.close()
         pytest.skip(f"this processor does not multiply by {products}")
     assert kernels.products == [products or "portable"]
-    bench = Bench(directory, dtype=dtype, granule=4 * GRANULE, chunk=2 * CHUNK, kernels=kernels)
+    bench = Bench(directory, dtype=dtype, granule=4 * GRANULE, chunk=2 * CHUNK, kernels=kernels, adapters=adapters)
     assert bench.runner._kernels._type == {"tiles": 4, "pairs": 3}.get(products, bench.runner._kernels._type)
     return bench
 

@@ -148,10 +148,12 @@ class Bench:
         granule: int = GRANULE,
         chunk: int = CHUNK,
         kernels: CpuKernels | None = None,
+        adapters: dict[str, Path] | None = None,
     ) -> None:
         self.pool = host_memory(granule * 512, granule)
         kernels = kernels or choose_kernels(self.computes, load_config(directory), chunk, self.threads)
-        self.model: Model = load_model(directory, self.pool, dtype, "cpu", chunk, None, kernels and kernels.pack)
+        pack = kernels and kernels.pack
+        self.model: Model = load_model(directory, self.pool, dtype, "cpu", chunk, None, pack, "", adapters)
         self.kv = PagedKv.reserve(self.pool, self.model.shape, 700, KV)
         for slab in range(self.kv.slab_count):
             self.kv.map_slab(slab)
@@ -173,8 +175,10 @@ class Bench:
             list(slices), lambda n: self.calls.append(("before", n)), lambda n: self.calls.append(("after", n))
         )
 
-    def cut(self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True) -> Slice:
-        return Slice(tokens[start:end], start, pages[:, : -(-end // self.model.shape.chunk_tokens)], want)
+    def cut(
+        self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True, adapter: int = -1
+    ) -> Slice:
+        return Slice(tokens[start:end], start, pages[:, : -(-end // self.model.shape.chunk_tokens)], want, adapter)
 
 
 @pytest.fixture(params=["torch", "native"], autouse=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from contracts.errors import IllegalTransition
-from contracts.kv import KvShape, chunk_keys, scope_extras
+from contracts.kv import KvShape, chunk_keys, request_extras
 from contracts.request import GenerateRequest
 from worker.core.block import Block
 from worker.core.turn_times import TurnTimes
@@ -54,6 +54,18 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A request's LoRA adapter. number: among its model's; -1: it has none. digest: over what it computes with; enters
+    the request's chunk keys."""
+
+    number: int = -1
+    digest: bytes = b""
+
+
+NO_ADAPTER = Adapter()
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request's tokens, keys and blocks. arrival: number that orders equal priorities. arrival_s: monotonic."""
@@ -64,6 +76,7 @@ class Sequence:
     max_tokens: int
     arrival: int
     arrival_s: float = 0.0
+    adapter: Adapter = NO_ADAPTER
     state: State = State.WAITING
     blocks: list[Block] = field(default_factory=list)
     #: Keys of the full chunks of `tokens`, computed as needed.
@@ -137,7 +150,7 @@ class Sequence:
 
     def extend_keys(self, salt: bytes, shape: KvShape, chunks: int) -> None:
         """Compute the keys of the first `chunks` chunks. salt: its tenant's."""
-        extras = scope_extras(self.request.cache_salt)
+        extras = request_extras(self.request.cache_salt, self.adapter.digest)
         self.keys = chunk_keys(salt, shape, self.tokens[: chunks * shape.chunk_tokens], self.keys, extras)
 
     def on(self, event: Event) -> None:

@@ -17,6 +17,7 @@ from worker.memory.paged_kv import PagedKv
 from worker.models import llama
 from worker.models.attention import AttentionPlan, Query
 from worker.models.load import Model
+from worker.models.low_rank import groups_of
 
 
 @dataclass(slots=True)
@@ -26,12 +27,14 @@ class Slice:
     tokens: ids to compute, at least one. start: number of tokens before them, whose KV exists.
     pages: int64 `[layers, ceil((start + len(tokens)) / chunk_tokens)]`, page ids.
     want_logits: whether to return the logits of the last token.
+    adapter: the number of the sequence's LoRA adapter among its model's; -1: none.
     """
 
     tokens: list[int]
     start: int
     pages: np.ndarray
     want_logits: bool
+    adapter: int = -1
 
 
 class Steps(Protocol):
@@ -76,6 +79,8 @@ class Runner:
         lasts = [Query(i, 1, q.start + q.count - 1, q.pages) for i, q in enumerate(wanted)]
         last_rows = torch.tensor([q.row + q.count - 1 for q in wanted], dtype=torch.int64)
 
+        adapted = groups_of([s.adapter for s in slices], [len(s.tokens) for s in slices])
+        adapted_lasts = groups_of([s.adapter for s in slices if s.want_logits], [1] * len(lasts))
         places = _Places(slices, kv.shape.chunk_tokens)
         plans = {window: AttentionPlan(kv, queries, window, c.attention_scale) for window in set(c.windows[:-1])}
         last_plan = AttentionPlan(kv, lasts, c.windows[-1], c.attention_scale)
@@ -84,16 +89,16 @@ class Runner:
         x = llama.embed(model.top, c, torch.tensor([t for s in slices for t in s.tokens]))
         for layer in range(c.layers):
             weights = model.layers.acquire(layer)
-            q, k, v = llama.project(weights, c, x, *turned[model.rope_of(layer)])
+            q, k, v = llama.project(weights, c, x, *turned[model.rope_of(layer)], adapted)
             before_layer(layer)
             places.write(kv, layer, k, v)
             after_layer(layer)
             if layer < c.layers - 1:
                 attended = plans[c.windows[layer]].attend(layer, q)
             else:
-                x, attended = x[last_rows], last_plan.attend(layer, q[last_rows])
+                x, attended, adapted = x[last_rows], last_plan.attend(layer, q[last_rows]), adapted_lasts
             if x.shape[0]:
-                x = llama.finish_layer(weights, c, x, attended)
+                x = llama.finish_layer(weights, c, x, attended, adapted)
             model.layers.computed(layer)
         return llama.logits(model.top, c, x)
 
@@ -111,6 +116,8 @@ def check(slices: list[Slice], kv: PagedKv, model: Model) -> None:
             raise ValueError(f"pages {s.pages.dtype} {s.pages.shape} do not cover {layers} layers of {end} tokens")
         if min(s.tokens) < 0 or max(s.tokens) >= vocabulary:
             raise ValueError(f"a token id is outside the vocabulary of {vocabulary}")
+        if not -1 <= s.adapter < len(model.adapters.each):
+            raise ValueError(f"there is no adapter {s.adapter}")
 
 
 class _Places:

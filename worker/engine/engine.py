@@ -10,7 +10,7 @@ import collections
 import itertools
 import queue
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from worker.core.engine_core import EngineCore
 from worker.core.events import LoadClosed, SaveCopied, StoreDown, StoreUp
 from worker.core.faults import NoFiniteLogits, told
 from worker.core.request_figures import RequestFigures
+from worker.core.sequence import NO_ADAPTER, Adapter
 from worker.core.state import CoreState
 from worker.devices.runner import Steps
 from worker.engine.contract import Tallies
@@ -119,8 +120,10 @@ class NativeEngine:
         model_name: str,
         settings: WorkerSection,
         ids: Iterator[int] | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
-        """ids: for its loads and saves, unique among the store's engines."""
+        """ids: for its loads and saves, unique among the store's engines. adapters: the model's, by name."""
+        self._adapters = adapters or {}
         self.executor, self.codec, self.eos_ids, self.model_name = executor, codec, eos_ids, model_name
         policy = policy_of(executor.settings, settings)
         self.core = EngineCore(
@@ -292,8 +295,13 @@ class NativeEngine:
             self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt), event.thinking))
 
     def make_ready(self, request: GenerateRequest, prompt: list[int], max_tokens: int, guide: Guide | None) -> Ready:
-        """See `worker.engine.readiness`. Any thread."""
-        return make_ready(request, prompt, max_tokens, guide, self.executor, self.codec, frozenset(self.eos_ids))
+        """See `worker.engine.readiness`. Any thread. Raises Unavailable for an unknown adapter, as another node may
+        serve it."""
+        adapter = self._adapters.get(request.adapter) if request.adapter else NO_ADAPTER
+        if adapter is None:
+            raise Unavailable(f"this node does not serve the adapter {request.adapter[:100]!r} of {self.model_name}")
+        ends = frozenset(self.eos_ids)
+        return make_ready(request, prompt, max_tokens, guide, self.executor, self.codec, ends, adapter)
 
     def _cancel(self, request_id: str) -> None:
         live = self._live.pop(request_id, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from contracts.request import GenerateRequest, Output
-from worker.core.sequence import Sequence
+from worker.core.sequence import NO_ADAPTER, Adapter, Sequence
 from worker.core.token_counts import Row
 from worker.engine.executor import Executor
 from worker.sampling.output import Guide, Writer
@@ -44,10 +44,12 @@ def make_ready(
     executor: Executor,
     codec: TextCodec,
     ends: frozenset[int],
+    adapter: Adapter = NO_ADAPTER,
 ) -> Ready:
     """Prepare a request. Any thread. guide: its grammar, after `resume_tokens`. ends: end-of-text tokens. Raises
     InvalidRequest."""
-    sequence = Sequence(request, len(prompt), prompt + request.resume_tokens, max_tokens, arrival=0)
+    tokens = prompt + request.resume_tokens
+    sequence = Sequence(request, len(prompt), tokens, max_tokens, arrival=0, adapter=adapter)
     if executor.settings.cache:
         chunks = len(sequence.tokens) // executor.shape.chunk_tokens
         sequence.extend_keys(executor.salt_of(request.tenant), executor.shape, chunks)

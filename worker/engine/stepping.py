@@ -168,9 +168,8 @@ class Stepping:
                 else _Table(s.blocks, self.executor.shape.layers)
             )
             pages = table.upto(chunks)
-            slices.append(
-                Slice(s.tokens[s.computed : s.computed + count], s.computed, pages, s.computed + count == len(s.tokens))
-            )
+            tokens, ends = s.tokens[s.computed : s.computed + count], s.computed + count == len(s.tokens)
+            slices.append(Slice(tokens, s.computed, pages, ends, s.adapter.number))
         self._tables = tables
         void: set[str] = set()
 

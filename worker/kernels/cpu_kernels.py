@@ -15,6 +15,7 @@ import torch
 
 from runtime.model_config import ModelConfig
 from worker.core.kernel_speed import KernelSpeed
+from worker.models.adapters import MOST_SEGMENTS
 from worker.models.llama import embedding_scale
 from worker.models.weights import LayerWeights
 
@@ -32,6 +33,8 @@ _PLAIN = (
     *("router", "attended_norm", "mlp_norm"),
 )
 _MATRICES = ("qkv", "out", "gate_up", "down")
+#: Matrices of LoRA adapters: A is plain, B has tiles `[outputs / 16][rank][16]`.
+_ADAPTERS = tuple(f"{product}_{matrix}" for product in _MATRICES for matrix in "ab")
 
 #: Tokens of one sequence: rows row .. row + count of q, at positions from `start`, written to rows from `out_row`.
 #: pages: address of int64 `[layers, pages_a_layer]`, byte offsets of the sequence's pages.
@@ -46,7 +49,7 @@ class _Shape(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 *("hidden", "heads", "kv_heads", "dim", "intermediate", "chunk"),
-                *("experts", "per_token", "expert_size", "norm_weights", "gemma"),
+                *("experts", "per_token", "expert_size", "norm_weights", "gemma", "rank"),
             )
         ),
         *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
@@ -75,6 +78,7 @@ class PackedLayer(ctypes.Structure):
             "router",
             "attended_norm",
             "mlp_norm",
+            *_ADAPTERS,
         )
     ] + [("window", ctypes.c_int32)]
 
@@ -82,9 +86,16 @@ class PackedLayer(ctypes.Structure):
 class Buffers(ctypes.Structure):
     """Addresses of one step's activations: x `[tokens, hidden]`, a and mid (rows padded by PADDING), q, kv, cos, sin.
     Some families also need routed and spare (see layer.cpp). Memory for float32; a, mid and spare are bfloat16 inside
-    where the products take that."""
+    where the products take that. With LoRA adapters also each row's adapter (see `adapt`), and low."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "a", "mid", "q", "kv", "routed", "spare", "cos", "sin")]
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("x", "a", "mid", "q", "kv", "routed", "spare", "cos", "sin", "adapters", "low")
+    ]
+
+    def adapt(self, numbers: np.ndarray) -> None:
+        """From the next call on, rows have these adapters, int32 (-1: none). The caller keeps the array alive."""
+        self.adapters = numbers.ctypes.data
 
 
 class CpuKernels:
@@ -155,8 +166,13 @@ class CpuKernels:
         not packed.
 
         gate_up alternates tiles of the gate and up projections of the same outputs, of each expert in turn if there are
-        several.
+        several. B of LoRA adapters has tiles of its own.
         """
+        if field in _ADAPTERS and field.endswith("_b"):
+            [b] = sources
+            number, outputs, rank = b.shape
+            out.view(number, outputs // LANES, rank, LANES).copy_(b.view(number, -1, LANES, rank).transpose(2, 3))
+            return True
         if field not in _MATRICES:
             return False
         spread = 2 if field == "gate_up" else 1
@@ -170,10 +186,10 @@ class CpuKernels:
             at += rows
         return True
 
-    def model(self, config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> ModelKernels:
-        """The functions for one model."""
+    def model(self, config: ModelConfig, chunk_tokens: int, dtype: torch.dtype, rank: int = 0) -> ModelKernels:
+        """The functions for one model. rank: of its LoRA adapters; 0: it has none."""
         scale = embedding_scale(config, dtype)
-        return ModelKernels(self._lib, self._team, config, chunk_tokens, self._type(config, dtype), scale)
+        return ModelKernels(self._lib, self._team, config, chunk_tokens, self._type(config, dtype), scale, rank)
 
     def _type(self, config: ModelConfig, dtype: torch.dtype) -> int:
         if dtype is not torch.bfloat16:
@@ -189,20 +205,22 @@ class ModelKernels:
     """The steps of one model's forward pass. The caller owns buffers and weights and keeps them alive during calls."""
 
     def __init__(
-        self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, kind: int, embedding_scale: float
+        self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, kind: int, embedding_scale: float, rank: int
     ) -> None:
         self._lib, self._team, self._type = lib, team, kind
         c, e = config, config.experts
         experts = (e.count, e.per_token, e.size, int(e.norm)) if e else (0, 0, 0, 0)
         sizes = c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens
         factors = c.norm_eps, c.attention_scale, embedding_scale
-        self._shape = _Shape(*sizes, *experts, int(c.gemma is not None), *factors)
+        self._shape = _Shape(*sizes, *experts, int(c.gemma is not None), rank, *factors)
+        #: Floats of a row of `low`.
+        self.low_width = MOST_SEGMENTS * rank
         self._at = ctypes.byref(self._shape)
 
     def layer(self, weights: LayerWeights, window: int | None) -> PackedLayer:
         """The addresses of a layer's packed weights; valid until its slot changes."""
         made = PackedLayer(window=window or 0)
-        for name in (*_PLAIN, *_MATRICES):
+        for name in (*_PLAIN, *_MATRICES, *_ADAPTERS):
             tensor: torch.Tensor | None = getattr(weights, name)
             setattr(made, name, None if tensor is None else tensor.data_ptr())
         return made

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from runtime.model_config import ModelConfig
 from runtime.model_experts import Experts
 from runtime.model_rope import Rope
+from worker.models.low_rank import Groups, linear
 from worker.models.weights import LayerWeights, TopWeights
 
 
@@ -102,28 +103,34 @@ def embed(top: TopWeights, c: ModelConfig, tokens: torch.Tensor) -> torch.Tensor
 
 
 def project(
-    w: LayerWeights, c: ModelConfig, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    w: LayerWeights, c: ModelConfig, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adapted: Groups = ()
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]` of the layer's input `x [tokens, hidden]`;
-    q and k are rotated."""
-    packed = F.linear(norm(c, x, w.input_norm), w.qkv, w.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
+    q and k are rotated. adapted: rows with adapters."""
+    normed, outputs = norm(c, x, w.input_norm), [n * c.head_dim for n in (c.heads, c.kv_heads, c.kv_heads)]
+    packed = linear(normed, w.qkv, w.qkv_bias, w.qkv_a, w.qkv_b, adapted, outputs).view(
+        -1, c.heads + 2 * c.kv_heads, c.head_dim
+    )
     q, k, v = torch.split(packed, [c.heads, c.kv_heads, c.kv_heads], dim=1)
     if w.q_norm is not None and w.k_norm is not None:
         q, k = norm(c, q, w.q_norm), norm(c, k, w.k_norm)
     return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
-def finish_layer(w: LayerWeights, c: ModelConfig, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-    """The layer's output `[tokens, hidden]`, given its input `x` and attention's result `[tokens, heads *
-    head_dim]`."""
-    out = F.linear(attended, w.out, w.out_bias)
+def finish_layer(
+    w: LayerWeights, c: ModelConfig, x: torch.Tensor, attended: torch.Tensor, adapted: Groups = ()
+) -> torch.Tensor:
+    """The layer's output `[tokens, hidden]`, given its input `x` and attention's result `[tokens, heads * head_dim]`.
+    adapted: rows with adapters."""
+    out = linear(attended, w.out, w.out_bias, w.out_a, w.out_b, adapted, [c.hidden_size])
     x = x + (out if w.attended_norm is None else norm(c, out, w.attended_norm))
     normed = norm(c, x, w.post_norm)
     if w.router is not None and c.experts is not None:
         return x + mix_experts(w, c.experts, w.router, normed)
-    gate, up = F.linear(normed, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
+    both = linear(normed, w.gate_up, w.gate_up_bias, w.gate_up_a, w.gate_up_b, adapted, 2 * [c.intermediate_size])
+    gate, up = both.chunk(2, dim=-1)
     gated = F.gelu(gate, approximate="tanh") if c.gemma else F.silu(gate)
-    out = F.linear(gated * up, w.down, w.down_bias)
+    out = linear(gated * up, w.down, w.down_bias, w.down_a, w.down_b, adapted, [c.hidden_size])
     return x + (out if w.mlp_norm is None else norm(c, out, w.mlp_norm))
 
 

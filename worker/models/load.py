@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from runtime.model_config import ModelConfig, adapter_digest, load_config, read_
 from runtime.model_gemma import GEMMA_WITH_IMAGES
 from worker.core.granules import OutOfGranules, Owner, Use
 from worker.memory.device_memory import DeviceMemory
+from worker.models.adapters import Adapters, read_adapters
 from worker.models.checkpoint import Checkpoint
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.llama import RopeTable
@@ -29,6 +31,7 @@ class Model:
     layers: the slot table; layers may be unloaded and loaded again between steps. top: valid while it is loaded. rope,
     local_rope: see `rope_of`.
     spans: of the top weights, then of each layer. weight_bytes: physical bytes of its weights when all are loaded.
+    adapters: LoRA adapters, whose matrices lie in the layers' spans.
     """
 
     config: ModelConfig
@@ -41,6 +44,7 @@ class Model:
     eos_ids: set[int]
     spans: list[WeightSpan]
     weight_bytes: int
+    adapters: Adapters
     local_rope: RopeTable | None = None
 
     def rope_of(self, layer: int) -> RopeTable:
@@ -83,10 +87,11 @@ def load_model(
     cache_dir: Path | None,
     pack: Pack | None = None,
     name: str = "",
+    adapters: Mapping[str, Path] | None = None,
 ) -> Model:
     """The model in `directory`, loaded. Arguments and errors are those of `lay_out`; also raises ConfigError when the
     weights do not fit."""
-    model = lay_out(directory, memory, dtype, device, chunk_tokens, cache_dir, pack, name)
+    model = lay_out(directory, memory, dtype, device, chunk_tokens, cache_dir, pack, name, adapters)
     load(model, directory, memory)
     return model
 
@@ -119,12 +124,14 @@ def lay_out(
     cache_dir: Path | None,
     pack: Pack | None = None,
     name: str = "",
+    adapters: Mapping[str, Path] | None = None,
 ) -> Model:
     """The model in `directory`, with places for its weights in `memory`, owned by `name` (empty: the directory's name);
     nothing is loaded.
 
     dtype, device: as configured (`worker.dtype`, `worker.device`). cache_dir: cache of weight digests. pack: lays out
-    matrices for the kernels; the model then works with these kernels only. Raises ConfigError with the remedy.
+    matrices for the kernels; the model then works with these kernels only. adapters: directories of LoRA adapters by
+    name. Raises ConfigError with the remedy.
     """
     if device not in ("auto", memory.device.type):
         raise ConfigError(
@@ -136,7 +143,11 @@ def lay_out(
         checkpoint.leave_images()
     served = choose_dtype(dtype, checkpoint)
     owner = Owner(Use.WEIGHTS, name or directory.name)
-    layers = [WeightSpan(memory, owner, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)]
+    beside = read_adapters(adapters or {}, config)
+    layers = [
+        WeightSpan(memory, owner, layer_parts(checkpoint, config, n) + beside.parts(n, served), served, pack)
+        for n in range(config.layers)
+    ]
     top = WeightSpan(memory, owner, top_parts(checkpoint, config), served)
     checkpoint.check_all_taken()
     digest = model_digest(cached_weights_digest(checkpoint, cache_dir), config)
@@ -161,6 +172,7 @@ def lay_out(
         eos_ids=find_eos_ids(directory, config),
         spans=[top, *layers],
         weight_bytes=sum(span.bytes for span in (top, *layers)),
+        adapters=beside,
         local_rope=RopeTable(config, served, config.gemma.local_rope) if config.gemma else None,
     )
 

@@ -38,6 +38,7 @@ class LayerWeights:
     hidden]`, down `[hidden, intermediate]`; norms and biases are vectors, None where the model has none. In a layer
     with experts, router is `[experts, hidden]`, and gate_up and down have those of all experts, one after the other.
     attended_norm and mlp_norm follow attention's and the MLP's last product, where the model has them.
+    The fields that end in _a and _b are matrices of LoRA adapters (`worker.models.adapters`).
     """
 
     input_norm: torch.Tensor
@@ -55,6 +56,14 @@ class LayerWeights:
     router: torch.Tensor | None = None
     attended_norm: torch.Tensor | None = None
     mlp_norm: torch.Tensor | None = None
+    qkv_a: torch.Tensor | None = None
+    qkv_b: torch.Tensor | None = None
+    out_a: torch.Tensor | None = None
+    out_b: torch.Tensor | None = None
+    gate_up_a: torch.Tensor | None = None
+    gate_up_b: torch.Tensor | None = None
+    down_a: torch.Tensor | None = None
+    down_b: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -67,13 +76,15 @@ class TopWeights:
 
 
 @dataclass(slots=True)
-class _Packed:
-    """One tensor of a span: `sources` stacked along their first dimension. forget: called with a source after use."""
+class Packed:
+    """One tensor of a span: `sources` stacked along their first dimension. forget: called with a source after use.
+    made: makes the only source instead, whenever the tensor is packed."""
 
     field: str
     shape: list[int]
     sources: list[torch.Tensor]
     forget: Callable[[torch.Tensor], object]
+    made: Callable[[], torch.Tensor] | None = None
 
 
 #: pack(field, sources, view): writes a matrix into `view` in the kernels' layout; False: copy it unchanged.
@@ -84,7 +95,7 @@ class Layout:
     """Tensors packed one after the other. bytes: of them, a multiple of 256. pack: lays out matrices for kernels; None:
     all are plain."""
 
-    def __init__(self, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
+    def __init__(self, parts: list[Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
         self._pack, self._parts, self._dtype = pack, parts, dtype
         self._offsets: list[int] = []
         self.bytes = 0
@@ -102,13 +113,11 @@ class Layout:
     def pack_into(self, views: dict[str, torch.Tensor]) -> None:
         """Writes the tensors from the checkpoint into `views`. Any thread."""
         for part in self._parts:
-            view = views[part.field]
-            if self._pack is None or not self._pack(part.field, part.sources, view):
-                for place, source in zip(
-                    torch.split(view, [len(source) for source in part.sources]), part.sources, strict=True
-                ):
+            view, sources = views[part.field], part.sources if part.made is None else [part.made()]
+            if self._pack is None or not self._pack(part.field, sources, view):
+                for place, source in zip(torch.split(view, [len(source) for source in sources]), sources, strict=True):
                     place.copy_(source)
-            for source in part.sources:
+            for source in sources:
                 part.forget(source)
 
 
@@ -119,7 +128,7 @@ class WeightSpan:
     """
 
     def __init__(
-        self, memory: DeviceMemory, owner: Owner, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None
+        self, memory: DeviceMemory, owner: Owner, parts: list[Packed], dtype: torch.dtype, pack: Pack | None = None
     ) -> None:
         self.memory = memory
         self._layout = Layout(parts, dtype, pack)
@@ -249,17 +258,17 @@ class SlotTable:
         return self._spans[layer].unload(keep=keep)
 
 
-def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list[_Packed]:
+def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list[Packed]:
     """The packed tensors of one layer, with the field names of LayerWeights."""
     prefix, c = f"model.layers.{layer}.", config
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
 
-    def pack(field: str, names: dict[str, int], *width: int) -> _Packed:
+    def pack(field: str, names: dict[str, int], *width: int) -> Packed:
         sources = [checkpoint.get(prefix + name, [rows, *width]) for name, rows in names.items()]
-        return _Packed(field, [sum(names.values()), *width], sources, checkpoint.forget)
+        return Packed(field, [sum(names.values()), *width], sources, checkpoint.forget)
 
-    def stacked(field: str, sources: Sequence[torch.Tensor], width: int) -> _Packed:
-        return _Packed(field, [sum(map(len, sources)), width], list(sources), checkpoint.forget)
+    def stacked(field: str, sources: Sequence[torch.Tensor], width: int) -> Packed:
+        return Packed(field, [sum(map(len, sources)), width], list(sources), checkpoint.forget)
 
     projections = {f"self_attn.{name}_proj": rows for name, rows in (("q", q), ("k", kv), ("v", kv))}
     mlp = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
@@ -314,12 +323,12 @@ def expert_matrices(
     return gate_up, downs
 
 
-def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[_Packed]:
+def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[Packed]:
     """The packed tensors outside the layers; without `head` when it is the embedding."""
     table = [config.vocab_size, config.hidden_size]
 
-    def plain(field: str, name: str, shape: list[int]) -> _Packed:
-        return _Packed(field, shape, [checkpoint.get(name, shape)], checkpoint.forget)
+    def plain(field: str, name: str, shape: list[int]) -> Packed:
+        return Packed(field, shape, [checkpoint.get(name, shape)], checkpoint.forget)
 
     parts = [
         plain("embedding", "model.embed_tokens.weight", table),

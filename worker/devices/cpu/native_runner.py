@@ -26,7 +26,7 @@ class NativeRunner:
     def __init__(self, model: Model, kv: PagedKv, kernels: CpuKernels) -> None:
         self.model = model
         self.kv = kv
-        self._kernels = kernels.model(model.config, kv.shape.chunk_tokens, model.dtype)
+        self._kernels = kernels.model(model.config, kv.shape.chunk_tokens, model.dtype, model.adapters.rank)
         self._memory: dict[str, torch.Tensor] = {}
         self._layers: dict[int, tuple[LayerWeights, PackedLayer]] = {}
 
@@ -60,6 +60,10 @@ class NativeRunner:
 
         tokens, base = len(positions), kv.span.address
         (buffers, x), turned = self._buffers(tokens), self._turned(positions)
+        numbers = np.array([s.adapter for s in slices], np.int32)
+        of_rows, of_lasts = np.repeat(numbers, counts), numbers[wanted]
+        if adapted := bool(numbers.max() >= 0):
+            buffers.adapt(of_rows)
         self._kernels.embed(model.top.embedding, np.array([t for s in slices for t in s.tokens], dtype=np.int64), x)
         for number in range(c.layers):
             layer = self._layer(number)
@@ -71,11 +75,14 @@ class NativeRunner:
             if number < c.layers - 1:
                 self._kernels.finish(layer, number, buffers, queries, tokens, base)
             elif wanted:
+                if adapted:
+                    buffers.adapt(of_lasts)
                 x[: len(wanted)] = x[torch.from_numpy(ends[wanted])]
                 self._kernels.finish(layer, number, buffers, lasts, len(wanted), base)
             model.layers.computed(number)
         if wanted:
             self._kernels.logits(model.top.norm, model.top.head, buffers, len(wanted), out)
+        del of_rows, of_lasts  # the kernels read them until here
         return out
 
     def _layer(self, number: int) -> PackedLayer:
@@ -102,6 +109,8 @@ class NativeRunner:
             widths |= {"routed": e.count, "spare": e.per_token * (c.hidden_size + PADDING)}
         if c.gemma:
             widths["spare"] = c.hidden_size + PADDING
+        if self._kernels.low_width:
+            widths["low"] = self._kernels.low_width
         for name, width in widths.items():
             if self._memory.get(name, torch.empty(0)).shape[0] < tokens:
                 with torch.inference_mode(False):

@@ -26,10 +26,12 @@ from worker.devices.cuda.queue import Captured, Queue
 from worker.devices.cuda.tables import PageTables, StepInputs
 from worker.devices.runner import Slice, check
 from worker.kernels.cuda.attention import SPLIT_TOKENS, AttentionShape, attend, attend_split
+from worker.kernels.cuda.low_rank import add_low_rank
 from worker.kernels.cuda.products import product
 from worker.kernels.cuda.rows import add_norm, gate_mul, rotate_write
 from worker.memory.copier import Fence
 from worker.memory.paged_kv import PagedKv
+from worker.models.adapters import MOST_SEGMENTS
 from worker.models.llama import embedding_scale
 from worker.models.load import Model
 from worker.models.weights import LayerWeights
@@ -44,6 +46,7 @@ class _Work:
 
     tokens: rows of the step, with padding. many: blocks of slices of several tokens; singles: of one token; splits:
     parts of the longest single. lasts: rows of x that the last layer finishes; None: all.
+    adapters, last_adapters: each row's LoRA adapter; None: no row has one.
     """
 
     tokens: int
@@ -57,6 +60,8 @@ class _Work:
     last_slices: torch.Tensor | None = None
     last_blocks: torch.Tensor | None = None
     last_splits: int = 1
+    adapters: torch.Tensor | None = None
+    last_adapters: torch.Tensor | None = None
 
 
 #: A layer's graphs by the addresses of its weights: its own place, and slots that it shares.
@@ -82,10 +87,12 @@ class _Activations:
         self.q, self.attended = rows(c.heads * c.head_dim), rows(c.heads * c.head_dim)
         dense = 0 if c.experts and all(c.experts.layers) else c.intermediate_size
         self.gate_up, self.mid = rows(2 * dense), rows(dense)
+        width = MOST_SEGMENTS * model.adapters.rank
+        self.low = torch.empty(tokens * width, dtype=torch.float32, device=device)
         sizes = c.hidden_size, tokens, model.dtype, device
         self.experts = ExpertsMemory(c.experts, *sizes) if c.experts else None
         own = (self.x, self.kept, self.delta, self.normed, self.packed, self.q, self.attended, self.gate_up, self.mid)
-        self.bytes = _bytes(*own, *(self.experts.tensors() if self.experts else ()))
+        self.bytes = _bytes(*own, self.low, *(self.experts.tensors() if self.experts else ()))
 
 
 class CudaRunner:
@@ -118,8 +125,8 @@ class CudaRunner:
             rope: [t[:, 0, half:].contiguous().to(queue.device) for t in rope.at(at, model.max_tokens)]
             for rope in model.ropes()
         }
-        #: Graphs by layer, by a decode step's shape (rows, parts); None: seen once. Least recently used first.
-        self.graphs: collections.OrderedDict[tuple[int, int], _Graphs | None] = collections.OrderedDict()
+        #: Graphs by layer, by a decode step's shape (rows, parts, adapters); None: seen once. Oldest use first.
+        self.graphs: collections.OrderedDict[tuple[int, int, bool], _Graphs | None] = collections.OrderedDict()
         self._parts = self._stats = torch.empty(0, device=queue.device)
         self._make_room(most_tokens, most_sequences)
 
@@ -197,8 +204,12 @@ class CudaRunner:
             _splits(max(s.start for s in slices)),
         )
         many, singles = (each, none) if self.batch_invariant else (none, each)
-        inputs = self._inputs.upload([ids, places, table, many, singles])
-        return _Work(rows, inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], 1 if self.batch_invariant else splits)
+        numbers = np.array([s.adapter for s in slices] + [-1] * (rows - n))
+        adapted = [numbers] if numbers.max() >= 0 else []
+        inputs = self._inputs.upload([ids, places, table, many, singles, *adapted])
+        work = _Work(rows, *inputs[:3], inputs[3], inputs[4], 1 if self.batch_invariant else splits)
+        work.adapters = inputs[5] if adapted else None
+        return work
 
     def _mixed_work(self, slices: list[Slice]) -> _Work:
         counts, starts = (np.array(v) for v in zip(*((len(s.tokens), s.start) for s in slices), strict=True))
@@ -222,16 +233,22 @@ class CudaRunner:
         if self.batch_invariant:
             singles = singles[:0]
         arrays = [ids, places, table, np.array(many, np.int32).reshape(-1, 2), singles, lasts, last_table, last_blocks]
+        if adapted := (numbers := np.array([s.adapter for s in slices])).max() >= 0:
+            arrays += [np.repeat(numbers, counts), numbers[wanted]]
         on_device = self._inputs.upload(arrays)
         splits = _splits(int(starts[one].max())) if len(singles) else 1
         last_splits = 1 if self.batch_invariant else _splits(int((starts + counts - 1).max()))
         inputs = on_device[0], on_device[1], on_device[2], on_device[3], on_device[4]
-        return _Work(len(ids), *inputs, splits, on_device[5], on_device[6], on_device[7], last_splits)
+        work = _Work(len(ids), *inputs, splits, on_device[5], on_device[6], on_device[7], last_splits)
+        if adapted:
+            work.adapters, work.last_adapters = on_device[8:]
+        return work
 
     def _layer(self, layer: int, w: LayerWeights, work: _Work) -> None:
         c, a, n = self.model.config, self._activations, work.tokens
         add_norm(a.x[:n], a.delta[:n] if layer else None, w.input_norm, c.norm_eps, a.normed[:n], self._gemma)
         self._product(a.normed[:n], w.qkv, w.qkv_bias, a.packed[:n])
+        self._adapt("qkv", w, a.normed[:n], a.packed[:n], work.adapters)
         norms = None if w.q_norm is None or w.k_norm is None else (w.q_norm, w.k_norm)
         table = self._tables.on_device[layer]
         heads = c.heads, c.kv_heads, self.kv.shape.chunk_tokens
@@ -239,6 +256,7 @@ class CudaRunner:
         rotate_write(a.packed[:n], a.q[:n], cos, sin, norms, c.norm_eps, table, work.places, *heads, self._gemma)
         window, x = c.windows[layer], a.x
         places: torch.Tensor | None = work.places
+        adapters = work.adapters
         if (
             layer == c.layers - 1
             and work.lasts is not None
@@ -247,14 +265,14 @@ class CudaRunner:
         ):
             # The last layer computes what the logits need and nothing else: the last tokens.
             self._attend(layer, work.last_slices, work.last_blocks, work.last_splits, window)
-            x, n, places = a.kept, work.lasts.shape[0], None
+            x, n, places, adapters = a.kept, work.lasts.shape[0], None, work.last_adapters
             torch.index_select(a.x, 0, work.lasts, out=x[:n])
         else:
             if work.many.shape[0]:
                 attend(self._shape, self._prefill, a.q, a.attended, table, work.slices, work.many, window)
             self._attend(layer, work.slices, work.singles, work.splits, window)
         if n:
-            self._finish_layer(w, x[:n], n, places)
+            self._finish_layer(w, x[:n], n, places, adapters)
 
     def _attend(self, layer: int, slices: torch.Tensor, blocks: torch.Tensor, splits: int, window: int | None) -> None:
         """Attention of single tokens."""
@@ -267,9 +285,12 @@ class CudaRunner:
         parts, stats = self._scratch(blocks.shape[0], splits)
         attend_split(self._shape, self._decode, a.q, a.attended, table, slices, blocks, window, parts, stats)
 
-    def _finish_layer(self, w: LayerWeights, x: torch.Tensor, n: int, places: torch.Tensor | None) -> None:
+    def _finish_layer(
+        self, w: LayerWeights, x: torch.Tensor, n: int, places: torch.Tensor | None, adapters: torch.Tensor | None
+    ) -> None:
         a, eps = self._activations, self.model.config.norm_eps
         self._product(a.attended[:n], w.out, w.out_bias, a.delta[:n])
+        self._adapt("out", w, a.attended[:n], a.delta[:n], adapters)
         self._norm_delta(w.attended_norm, n)
         add_norm(x, a.delta[:n], w.post_norm, eps, a.normed[:n], self._gemma)
         if w.router is not None and a.experts is not None:
@@ -277,8 +298,10 @@ class CudaRunner:
             a.experts.mix(w, w.router, *rows, self._product, self.batch_invariant)
             return
         self._product(a.normed[:n], w.gate_up, w.gate_up_bias, a.gate_up[:n])
+        self._adapt("gate_up", w, a.normed[:n], a.gate_up[:n], adapters)
         gate_mul(a.gate_up[:n], a.mid[:n], self._gemma)
         self._product(a.mid[:n], w.down, w.down_bias, a.delta[:n])
+        self._adapt("down", w, a.mid[:n], a.delta[:n], adapters)
         self._norm_delta(w.mlp_norm, n)
 
     def _norm_delta(self, weight: torch.Tensor | None, n: int) -> None:
@@ -286,6 +309,15 @@ class CudaRunner:
         if weight is not None:
             delta = self._activations.delta[:n]
             add_norm(delta, None, weight, self.model.config.norm_eps, delta, self._gemma)
+
+    def _adapt(
+        self, product: str, w: LayerWeights, x: torch.Tensor, out: torch.Tensor, numbers: torch.Tensor | None
+    ) -> None:
+        """Adds the rows' low-rank products, if the step has some and the adapters change this product."""
+        a: torch.Tensor | None = getattr(w, f"{product}_a")
+        b: torch.Tensor | None = getattr(w, f"{product}_b")
+        if numbers is not None and a is not None and b is not None:
+            add_low_rank(x, a, b, numbers, out, self._activations.low, self.model.adapters.segments(product))
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
         if self.batch_invariant:
@@ -309,7 +341,7 @@ class CudaRunner:
     # ---- graphs and memory -------------------------------------------------------------------------------------
     def _graphs_of(self, work: _Work) -> _Graphs | None:
         """The graphs for steps of this shape, filled layer by layer; None the first time, when kernels are compiled."""
-        key = work.tokens, work.splits
+        key = work.tokens, work.splits, work.adapters is not None
         self._scratch(work.tokens, work.splits)  # before the look-up: growing it drops all graphs
         known = key in self.graphs
         found = self.graphs.pop(key, None)
@@ -351,7 +383,7 @@ class CudaRunner:
         self._tables = PageTables(
             self.kv, self.queue, sequences, -(-self.model.max_tokens // self.kv.shape.chunk_tokens)
         )
-        self._inputs = StepInputs(self.queue, 8 * tokens + 24 * sequences + 64)
+        self._inputs = StepInputs(self.queue, 9 * tokens + 28 * sequences + 80)
 
 
 def _bytes(*tensors: torch.Tensor) -> int:

@@ -12,6 +12,7 @@
 
 #include "attention.h"
 #include "experts.h"
+#include "low_rank.h"
 #include "speed.h"
 #include "tile_attention.h"
 
@@ -23,27 +24,32 @@ struct Shape {
     int32_t hidden, heads, kv_heads, dim, intermediate, chunk;
     int32_t experts, per_token, expert_size, norm_weights;  // 0 without experts
     int32_t gemma;                                          // norms multiply by 1 + weight, and the gate is GELU
+    int32_t rank;                                           // of LoRA adapters; 0 without
     float eps, attention_scale, embedding_scale;
 };
 
 // Weights of one layer. Matrices are packed in tiles, vectors are plain; null if the model has none. gate_up alternates gate tiles with the up
 // tiles of the same outputs. router `[experts, hidden]` is plain, null if the layer has no experts; with experts, gate_up and down have those of
-// all experts, one after the other. attended_norm and mlp_norm, null in most families, follow the products with out and down.
+// all experts, one after the other. attended_norm and mlp_norm, null in most families, follow the products with out and down. Matrices of LoRA
+// adapters: see low_rank.h.
 struct Layer {
     const void *input_norm, *post_norm, *qkv, *out, *gate_up, *down, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm, *router, *attended_norm, *mlp_norm;
+    const void *qkv_a, *qkv_b, *out_a, *out_b, *gate_up_a, *gate_up_b, *down_a, *down_b;
     int32_t window;
 };
 
 // One step's buffers: x `[tokens, hidden]`, a (normed or attended) and mid, q `[tokens, heads * dim]`, kv `[tokens, 2 * kv_heads * dim]`,
 // cos and sin `[tokens, dim]`, the first half of sin negated. Rows of `a` and `mid` are padded by 16 values; those are of W::Active.
 // With experts: routed `[tokens, experts]`, spare `[tokens * per_token, hidden]` (padded), and mid has rows for `tokens * per_token` pairs. With
-// norms behind products: spare `[tokens, hidden]` (padded).
+// norms behind products: spare `[tokens, hidden]` (padded). adapters: each row's LoRA adapter, -1: none; null: no row has one. low `[tokens, 3 * rank]`.
 struct Buffers {
     float* x;
     void *a, *mid;
     float *q, *kv, *routed;
     void* spare;
     const float *cos, *sin;
+    const int32_t* adapters;
+    float* low;
 };
 
 }  // extern "C"
@@ -51,6 +57,13 @@ struct Buffers {
 namespace {
 
 long padded(long n) { return n + LANES; }
+
+constexpr int MOST_SEGMENTS = 3;  // projections of one product: q, k and v
+
+template <typename W>
+LowRank<W> low_rank(const Shape& s, const Buffers& b, const void* a, const void* matrix_b, int segments, long outputs) {
+    return {a, matrix_b, b.adapters, b.low, s.rank, segments, MOST_SEGMENTS * s.rank, outputs};
+}
 
 // Calls to(i, values) with the values of x's norm at every 16th `i` below `n`.
 template <typename W, typename To>
@@ -95,11 +108,14 @@ template <typename W>
 void project(Team& team, const Shape& s, const Layer& l, const Buffers& b, int tokens) {
     const int n = (s.heads + 2 * s.kv_heads) * s.dim, nq = s.heads * s.dim, nkv = 2 * s.kv_heads * s.dim;
     norm_rows<W>(team, s, b.x, s.hidden, l.input_norm, tokens, active<W>(b.a), padded(s.hidden));
+    const auto lora = low_rank<W>(s, b, l.qkv_a, l.qkv_b, 3, n);
+    lora.lower(team, active<W>(b.a), padded(s.hidden), tokens, s.hidden);
     product<W>(team, static_cast<const typename W::Stored*>(l.qkv), n / LANES, active<W>(b.a), padded(s.hidden), tokens, s.hidden,
                [&](int row, int tile, const f32x16* sums, int n) {
                    for (int t = 0; t < n; t++) {
                        const int at = (tile + t) * LANES;
-                       const f32x16 y = W::rounded(sums[t] + bias_of<W>(l.qkv_bias, at));
+                       const int segment = at < nq ? 0 : at < nq + nkv / 2 ? 1 : 2;
+                       const f32x16 y = W::rounded(lora.raised(sums[t] + bias_of<W>(l.qkv_bias, at), row, at, segment));
                        store(at < nq ? b.q + long(row) * nq + at : b.kv + long(row) * nkv + at - nq, y);
                    }
                });
@@ -162,12 +178,12 @@ void attend_all(Team& team, const Shape& s, const Layer& l, const Buffers& b, co
 // What follows a product with gate_up: rows of `mid`, of `width` values each, are silu(gate) * up, or with `gelu` gelu(gate) * up. By tanh,
 // gelu(x) = x / 2 * (1 + tanh(y)) = x / (1 + exp(-2 y)).
 template <typename W>
-auto gated(typename W::Active* mid, int width, const void* bias, bool gelu) {
+auto gated(typename W::Active* mid, int width, const void* bias, bool gelu, LowRank<W> lora) {
     return [=](int row, int tile, const f32x16* sums, int n) {
         for (int t = 0; t < n; t += 2) {
             const long at = long((tile + t) / 2) * LANES;
-            const f32x16 gate = W::rounded(sums[t] + bias_of<W>(bias, at));
-            const f32x16 up = W::rounded(sums[t + 1] + bias_of<W>(bias, width + at));
+            const f32x16 gate = W::rounded(lora.raised(sums[t] + bias_of<W>(bias, at), row, at, 0));
+            const f32x16 up = W::rounded(lora.raised(sums[t + 1] + bias_of<W>(bias, width + at), row, width + at, 1));
             const f32x16 slope = gelu ? gate * (gate * gate * 0.044715f + 1.0f) * 1.5957691216f : gate;
             const f32x16 swish = W::rounded(gate / (exponential(-slope) + 1.0f));
             put(mid + row * padded(width) + at, W::rounded(swish * up));
@@ -191,7 +207,7 @@ void mix_experts(Team& team, const Shape& s, const Layer& l, const Buffers& b, i
         memcpy(active<W>(b.spare) + place * wide, active<W>(b.a) + routes.pairs[place] / s.per_token * wide, sizeof(Active) * s.hidden);
     });
     grouped_product<W>(team, static_cast<const Stored*>(l.gate_up), routes.groups, routes.experts, 2 * s.expert_size / LANES, active<W>(b.spare), wide,
-                       s.hidden, gated<W>(active<W>(b.mid), s.expert_size, nullptr, false));
+                       s.hidden, gated<W>(active<W>(b.mid), s.expert_size, nullptr, false, low_rank<W>(s, b, nullptr, nullptr, 2, 0)));
     float* outputs = static_cast<float*>(b.spare);  // the experts' inputs are no longer needed
     grouped_product<W>(team, static_cast<const Stored*>(l.down), routes.groups, routes.experts, s.hidden / LANES, active<W>(b.mid), padded(s.expert_size),
                        s.expert_size, [&](int place, int tile, const f32x16* sums, int n) {
@@ -213,14 +229,15 @@ void finish(Team& team, const Shape& s, const Layer& l, const Buffers& b, const 
     attend_all<W>(team, s, l, b, queries, count, layer, base);
     using Stored = typename W::Stored;
     // x += the product with these weights, or with a norm behind it, x += that norm of the product.
-    const auto add_product = [&](const void* weights, const void* bias, const void* norm, const void* a, int in) {
+    const auto add_product = [&](const void* weights, const void* bias, const void* norm, const void* a, int in, const LowRank<W>& lora) {
         const long wide = padded(s.hidden);
         float* spare = static_cast<float*>(b.spare);
+        lora.lower(team, static_cast<const typename W::Active*>(a), padded(in), rows, in);
         product<W>(team, static_cast<const Stored*>(weights), s.hidden / LANES, static_cast<const typename W::Active*>(a), padded(in), rows, in,
                    [&](int row, int tile, const f32x16* sums, int n) {
                        for (int t = 0; t < n; t++) {
                            const int at = (tile + t) * LANES;
-                           const f32x16 y = W::rounded(sums[t] + bias_of<W>(bias, at));
+                           const f32x16 y = W::rounded(lora.raised(sums[t] + bias_of<W>(bias, at), row, at));
                            float* x = b.x + long(row) * s.hidden + at;
                            norm ? store(spare + row * wide + at, y) : store(x, W::rounded(load(x) + y));
                        }
@@ -231,12 +248,14 @@ void finish(Team& team, const Shape& s, const Layer& l, const Buffers& b, const 
             norm_row<W>(s, spare + row * wide, norm, s.hidden, [&](int i, f32x16 y) { store(x + i, W::rounded(load(x + i) + y)); });
         });
     };
-    add_product(l.out, l.out_bias, l.attended_norm, b.a, s.heads * s.dim);
+    add_product(l.out, l.out_bias, l.attended_norm, b.a, s.heads * s.dim, low_rank<W>(s, b, l.out_a, l.out_b, 1, s.hidden));
     norm_rows<W>(team, s, b.x, s.hidden, l.post_norm, rows, active<W>(b.a), padded(s.hidden));
     if (l.router) return mix_experts<W>(team, s, l, b, rows);
+    const auto of_gate_up = low_rank<W>(s, b, l.gate_up_a, l.gate_up_b, 2, 2L * s.intermediate);
+    of_gate_up.lower(team, active<W>(b.a), padded(s.hidden), rows, s.hidden);
     product<W>(team, static_cast<const Stored*>(l.gate_up), 2 * s.intermediate / LANES, active<W>(b.a), padded(s.hidden), rows, s.hidden,
-               gated<W>(active<W>(b.mid), s.intermediate, l.gate_up_bias, s.gemma));
-    add_product(l.down, l.down_bias, l.mlp_norm, b.mid, s.intermediate);
+               gated<W>(active<W>(b.mid), s.intermediate, l.gate_up_bias, s.gemma, of_gate_up));
+    add_product(l.down, l.down_bias, l.mlp_norm, b.mid, s.intermediate, low_rank<W>(s, b, l.down_a, l.down_b, 1, s.hidden));
 }
 
 template <typename W>
