@@ -30,7 +30,7 @@ from runtime.config_checks import needs_keys
 from runtime.config_file import changed, load_config, said_config, says
 from runtime.gateway_config import ORIGIN
 from runtime.model_config import load_config as load_model_config
-from runtime.model_directory import check_foreign_directory, model_directory, named, weight_bytes
+from runtime.model_directory import check_foreign_directory, floating_bytes, model_directory, named, weight_bytes
 from runtime.model_names import hub_id
 from runtime.places import PORTS_A_DEVICE, PORTS_A_NODE
 from runtime.registered_model import RegisteredModel
@@ -326,9 +326,11 @@ def weights_gib(config: Config, name: str, directory: Path) -> float:
     """GiB of `kv.hbm_gib` that the weights take, as far as they are here. vLLM measures a GPU's memory itself."""
     if registered(config)[name].engine == "vllm":
         return weight_bytes(directory) / GIB if directory.is_dir() and on_host(config) else 0.0
-    return (
-        weight_bytes(directory) / GIB * _growth(config, name, directory) + adapters_bytes(config, name, directory) / GIB
-    )
+    beside, whole = adapters_bytes(config, name, directory), weight_bytes(directory)
+    growth = _growth(config, name, directory)
+    if growth != 1.0 and load_model_config(directory).quantisation is not None:  # codes stay as they are
+        return (whole + (growth - 1.0) * floating_bytes(directory) + beside) / GIB
+    return (whole * growth + beside) / GIB
 
 
 def _growth(config: Config, name: str, directory: Path) -> float:

@@ -16,10 +16,11 @@ from typing import Any
 
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
-from runtime.elsewhere import VLLM, server_of_architecture, server_of_quantisation
+from runtime.elsewhere import VLLM, server_of_architecture
 from runtime.model_experts import Experts, read_experts
 from runtime.model_gemma import GEMMA_WITH_IMAGES, Gemma, gemma_keys, read_gemma
 from runtime.model_keys import Keys
+from runtime.model_quantised import Quantisation, read_quantisation
 from runtime.model_rope import Rope, read_rope
 from runtime.model_windows import read_windows
 
@@ -43,6 +44,7 @@ class ModelConfig:
     windows: per layer, how many of the last tokens (itself included) a token sees; None: all.
     dtype: the type named in config.json, or None. experts: of layers that have some; None: no layer has.
     gemma: what Gemma computes otherwise; None for other families. rope: of layers without a window, if it has another.
+    quantisation: of matrices that the checkpoint has in few bits; None: it has none.
     """
 
     architecture: str
@@ -66,6 +68,7 @@ class ModelConfig:
     eos_ids: frozenset[int]
     experts: Experts | None = None
     gemma: Gemma | None = None
+    quantisation: Quantisation | None = None
 
     @property
     def attention_scale(self) -> float:
@@ -133,6 +136,10 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         raise get.wrong("head_dim", "must be even")
     qwen2, llama, qwen3 = (architecture.startswith(name) for name in ("Qwen2", "Llama", "Qwen3"))
     bias = get.boolean("attention_bias", False) if llama or qwen3 or gemma else False
+    experts = read_experts(get, layers) if architecture.startswith("Qwen3Moe") else None
+    quantisation = read_quantisation(get)
+    if quantisation and experts:
+        raise get.wrong("quantization_config", f"is not supported for models with experts; {VLLM}")
     max_tokens = get.integer("max_position_embeddings")
     if rope.kind == "yarn":  # published configurations give the length before or after stretching
         max_tokens = max(max_tokens, int(rope.original_tokens * rope.factor))
@@ -156,8 +163,9 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         tied=get.boolean("tie_word_embeddings", False),
         dtype=_dtype(get),
         eos_ids=token_ids(get.data.get("eos_token_id"), f"{get.where}: eos_token_id"),
-        experts=read_experts(get, layers) if architecture.startswith("Qwen3Moe") else None,
+        experts=experts,
         gemma=gemma,
+        quantisation=quantisation,
     )
 
 
@@ -181,17 +189,6 @@ def _architecture(data: dict[str, Any], where: str) -> str:
 def _refuse_unsupported(get: Keys, gemma: bool) -> None:
     if not gemma and get.data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise get.wrong("hidden_act", f"is not supported; supported: silu; or {VLLM}")
-    quantised = get.data.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        method = "mlx" if method is None and get.data.get("quantization") else method
-        raise get.wrong(
-            "quantization_config", f"is not supported; use the unquantised weights, or {server_of_quantisation(method)}"
-        )
-    if get.data.get("quantization"):
-        raise get.wrong(
-            "quantization", f"is not supported; use the unquantised weights, or {server_of_quantisation('mlx')}"
-        )
     if get.data.get("partial_rotary_factor", 1.0) != 1.0:
         raise get.wrong("partial_rotary_factor", "is not supported; supported: 1.0")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from contracts.errors import ConfigError
@@ -10,6 +11,8 @@ from runtime.model_config import load_config
 from runtime.model_names import HubId, hub_id
 
 _REMEDY = "give a Hugging Face directory with config.json, tokenizer.json and *.safetensors"
+#: Of a safetensors file; its library has the same limit.
+_MOST_HEADER_BYTES = 100_000_000
 
 
 def named(text: str, revision: str | None = None) -> str:
@@ -78,6 +81,24 @@ def check_foreign_directory(path: Path, flag: str) -> None:
 def weight_bytes(directory: Path) -> int:
     """Bytes of the safetensors files in `directory`."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+def floating_bytes(directory: Path) -> int:
+    """Bytes of the tensors in `directory` that have a floating type of 16 bits or more, by the files' headers. Raises
+    ConfigError."""
+    found = 0
+    for file in directory.glob("*.safetensors"):
+        try:
+            with file.open("rb") as opened:
+                length = int.from_bytes(opened.read(8), "little")
+                tensors = json.loads(opened.read(length)) if length < _MOST_HEADER_BYTES else None
+            for name, tensor in tensors.items():
+                if name != "__metadata__" and tensor["dtype"] in ("F16", "BF16", "F32"):
+                    begin, end = tensor["data_offsets"]
+                    found += end - begin
+        except (OSError, ValueError, AttributeError, KeyError, TypeError) as e:
+            raise ConfigError(f"{file} is not a readable safetensors file: {e}; download it again") from None
+    return found
 
 
 def _or_the_hub(path: Path) -> str:

@@ -84,11 +84,11 @@ def test_what_is_refused_is_refused_before_anything_starts(
 
 
 def test_a_local_model_of_a_kind_that_is_not_served_is_refused_too(up: UpbeatUp) -> None:
-    config = json.loads((up.model / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    config = json.loads((up.model / "config.json").read_text()) | {"quantization_config": {"quant_method": "hqq"}}
     (up.model / "config.json").write_text(json.dumps(config))
     launcher = up.start()
     assert launcher.wait(timeout=60) == 2
-    assert "gptq" in up.said() and "--engine vllm" in up.said() and not up.journal()
+    assert "hqq" in up.said() and "--engine vllm" in up.said() and not up.journal()
 
 
 def test_weights_get_the_memory_that_they_need_unless_somebody_said_how_much(

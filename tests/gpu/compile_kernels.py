@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from worker.kernels.cuda import attention, experts, low_rank, products, rows
+from worker.kernels.cuda import attention, experts, low_rank, products, quantised, rows
 
 E = "*bf16"
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -59,6 +59,7 @@ def main() -> None:
     )
     fixed = {"BIAS": False, "WIDEN": False, "ROWS": 64, "OUTPUTS": 64, "INPUTS": 64}
     compiled("product", products._product, types, fixed, 4, 3)
+    compile_quantised()
     compile_experts()
     compile_low_rank()
     # Gemma 3 4B.
@@ -111,6 +112,17 @@ def compile_rows(
     compiled(f"{prefix}rotate_write", rows._rotate_write, rotation, fixed, 1, 3)
     gate = {"WIDTH": intermediate, "BLOCK": 1024, "GELU": gemma}
     compiled(f"{prefix}gate_mul", rows._gate_mul, {"gate_up": E, "out": E}, gate, 4, 3)
+
+
+def compile_quantised() -> None:
+    """Groups of 128 inputs, and of float8 blocks of 128."""
+    types = {"x": E, "codes": "*u8", "scales": "*fp16", "zeros": "*u8", "group_of": "*i32", "bias": E, "out": E}
+    types |= {"rows": "i32"} | dict.fromkeys(("outputs", "inputs", "groups", "group", "x_stride", "out_stride"), "i32!")
+    fixed = {"SCATTERED": False, "ALIGNED": True, "BIAS": False, "WIDEN": False, "OUTPUTS": 64, "INPUTS": 64}
+    for code, name in enumerate(("int4", "int8", "fp8")):
+        for rows_, suffix in ((64, ""), (16, "_few")):
+            sizes = fixed | {"CODE": code, "ROWS": rows_}
+            compiled(f"{name}{suffix}", quantised._product, types, sizes, 4, 3)
 
 
 def compile_experts() -> None:

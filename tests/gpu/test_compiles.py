@@ -28,12 +28,15 @@ def test_every_kernel_compiles_for_hopper_as_it_was_meant_to() -> None:
     }
     dense = {"prefill", "decode", "merge", "add_norm", "rotate_write", "gate_mul"}
     experts = {"route", "sort", "grouped", "grouped_few", "mix"}
-    assert set(found) == dense | {f"gemma_{name}" for name in dense} | {"product", "lower", "raise"} | experts
+    quantised = {f"{code}{few}" for code in ("int4", "int8", "fp8") for few in ("", "_few")}
+    assert (
+        set(found) == dense | {f"gemma_{name}" for name in dense} | {"product", "lower", "raise"} | experts | quantised
+    )
     for name, seen in found.items():
         assert seen["shared"] <= SHARED_BYTES, name
         assert seen["stack"] == 0, f"{name} spills registers"
-        # A row's weights are a few numbers.
-        assert seen["narrow"] == 0 or name in ("route", "mix", "raise"), f"{name} loads 2 bytes at a time"
+        # A row's weights are a few numbers, and so are a group's scales and zeros.
+        assert seen["narrow"] == 0 or name in ("route", "mix", "raise", *quantised), f"{name} loads 2 bytes at a time"
     assert found["prefill"]["wgmma"] and found["product"]["wgmma"] and found["grouped"]["wgmma"]
     assert found["gemma_prefill"]["wgmma"] and found["gemma_decode"]["mma"]
     assert found["decode"]["mma"] and found["grouped_few"]["mma"]

@@ -259,7 +259,8 @@ def changed_config(tiny: dict[str, bytes], **changes: object) -> dict[str, bytes
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM", "--engine vllm"),
         ({"architectures": ["BertModel"]}, "BertModel", "Text Embeddings Inference"),
         ({"architectures": ["WhisperForConditionalGeneration"]}, "Whisper", "faster-whisper"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq", "--engine vllm"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "bits = 3", "--engine vllm"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes", "--engine vllm"),
         (
             {"quantization_config": {"bits": 4, "group_size": 64}, "quantization": {"bits": 4}},
             "quantization_config",

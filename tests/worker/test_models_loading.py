@@ -23,6 +23,7 @@ from loadtest.random_model import SHAPES, make_random_model, parameters
 from runtime.model_config import load_config, parse_config
 from runtime.model_experts import Experts
 from runtime.model_gemma import Gemma
+from runtime.model_quantised import Quantisation
 from runtime.model_rope import Rope
 from worker.memory.device_memory import host_memory
 from worker.models.checkpoint import Checkpoint
@@ -202,7 +203,7 @@ def test_what_gemma_may_not_say_is_refused_by_key_and_value(change: dict[str, An
 
 
 def test_what_the_native_engine_does_not_serve_names_the_engine_that_may() -> None:
-    for change in ({"architectures": ["MixtralForCausalLM"]}, {"quantization_config": {"quant_method": "awq"}}):
+    for change in ({"architectures": ["MixtralForCausalLM"]}, {"quantization_config": {"quant_method": "hqq"}}):
         with pytest.raises(ConfigError, match="serve it with --engine vllm"):
             parse_config(LLAMA | change)
 
@@ -307,7 +308,11 @@ def changed(value: Any) -> Any:
 
 
 #: Every part of a configuration, whichever family has it.
-CONFIG = replace(parse_config(QWEN3_MOE | {"torch_dtype": "bfloat16"}), gemma=Gemma(Rope(), 64.0))
+CONFIG = replace(
+    parse_config(QWEN3_MOE | {"torch_dtype": "bfloat16"}),
+    gemma=Gemma(Rope(), 64.0),
+    quantisation=Quantisation("gptq", "int4", 32, 1, 8),
+)
 #: They decide where an answer ends and how long it may be, which type is served where nothing says it (that type has
 #: its own place in the fingerprint), or are only a name of what the other fields say.
 NOT_OF_THE_CACHE = {"architecture", "eos_ids", "max_tokens", "dtype"}

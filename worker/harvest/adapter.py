@@ -60,6 +60,10 @@ def check_trainable(c: ModelConfig) -> None:
             f"fine-tuning does not train {c.architecture}; train it elsewhere, merge the adapter, and serve the merged "
             "model"
         )
+    if c.quantisation is not None:
+        raise ConfigError(
+            f"fine-tuning does not train quantised weights ({c.quantisation.method}); train the unquantised model"
+        )
 
 
 def module_widths(c: ModelConfig) -> dict[str, tuple[int, int]]:

@@ -21,6 +21,7 @@ from runtime.model_config import ModelConfig
 from worker.harvest.adapter import Empty, seeded
 from worker.harvest.lanes import Chain
 from worker.models.llama import rms_norm, rotate
+from worker.models.quantised import linear
 from worker.models.weights import LayerWeights
 
 Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -68,7 +69,7 @@ def project(
     """`worker.models.llama.project` with LoRA: q `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]`."""
     normed = rms_norm(x, w.input_norm, c.norm_eps)
     widths = [c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim]
-    frozen = torch.split(F.linear(normed, w.qkv, w.qkv_bias), widths, dim=-1)
+    frozen = torch.split(linear(normed, w.qkv, w.qkv_bias), widths, dim=-1)
     q, k, v = (
         (base + deltas.of(module, normed)).view(len(x), -1, c.head_dim)
         for module, base in zip(_PROJECTED, frozen, strict=True)
@@ -96,11 +97,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: int, first: i
 
 def finish(w: LayerWeights, c: ModelConfig, x: torch.Tensor, attended: torch.Tensor, deltas: Deltas) -> torch.Tensor:
     """`worker.models.llama.finish_layer` with LoRA: the layer's output `[rows, hidden]`."""
-    x = x + (F.linear(attended, w.out, w.out_bias) + deltas.of("o", attended))
+    x = x + (linear(attended, w.out, w.out_bias) + deltas.of("o", attended))
     normed = rms_norm(x, w.post_norm, c.norm_eps)
-    gate, up = F.linear(normed, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
+    gate, up = linear(normed, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
     middle = F.silu(gate + deltas.of("gate", normed)) * (up + deltas.of("up", normed))
-    return x + (F.linear(middle, w.down, w.down_bias) + deltas.of("down", middle))
+    return x + (linear(middle, w.down, w.down_bias) + deltas.of("down", middle))
 
 
 class Scratch:

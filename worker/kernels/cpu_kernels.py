@@ -17,6 +17,7 @@ from runtime.model_config import ModelConfig
 from worker.core.kernel_speed import KernelSpeed
 from worker.models.adapters import MOST_SEGMENTS
 from worker.models.llama import embedding_scale
+from worker.models.quantised import Matrix, QuantisedMatrix
 from worker.models.weights import LayerWeights
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -33,6 +34,7 @@ _PLAIN = (
     *("router", "attended_norm", "mlp_norm"),
 )
 _MATRICES = ("qkv", "out", "gate_up", "down")
+_CODES = {"int4": 0, "int8": 1, "fp8": 2}
 #: Matrices of LoRA adapters: A is plain, B has tiles `[outputs / 16][rank][16]`.
 _ADAPTERS = tuple(f"{product}_{matrix}" for product in _MATRICES for matrix in "ab")
 
@@ -60,6 +62,21 @@ class _Speed(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in ("peak", "product")]
 
 
+class _Coded(ctypes.Structure):
+    """Addresses of a matrix of few bits, see coded.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "group_of")),
+        *((name, ctypes.c_int32) for name in ("group", "groups", "code", "scale")),
+    ]
+
+    @classmethod
+    def of(cls, m: QuantisedMatrix) -> _Coded:
+        """The addresses of `m`."""
+        tensors = (t if t is None else t.data_ptr() for t in (m.codes, m.scales, m.zeros, m.group_of))
+        return cls(*tensors, m.group, m.scales.shape[1], _CODES[m.code], TYPES[m.scales.dtype])
+
+
 class PackedLayer(ctypes.Structure):
     """Addresses of one layer's packed weights."""
 
@@ -80,7 +97,8 @@ class PackedLayer(ctypes.Structure):
             "mlp_norm",
             *_ADAPTERS,
         )
-    ] + [("window", ctypes.c_int32)]
+    ]
+    _fields_ += [("window", ctypes.c_int32), *((f"coded_{name}", _Coded) for name in _MATRICES)]
 
 
 class Buffers(ctypes.Structure):
@@ -166,12 +184,17 @@ class CpuKernels:
         not packed.
 
         gate_up alternates tiles of the gate and up projections of the same outputs, of each expert in turn if there are
-        several. B of LoRA adapters has tiles of its own.
+        several. B of LoRA adapters has tiles of its own, and so have the parts of a matrix of few bits, `qkv.codes` and
+        the like.
         """
         if field in _ADAPTERS and field.endswith("_b"):
             [b] = sources
             number, outputs, rank = b.shape
             out.view(number, outputs // LANES, rank, LANES).copy_(b.view(number, -1, LANES, rank).transpose(2, 3))
+            return True
+        matrix, _, part = field.partition(".")
+        if part:
+            _tile(sources, out, 2 if matrix == "gate_up" else 1)
             return True
         if field not in _MATRICES:
             return False
@@ -192,13 +215,25 @@ class CpuKernels:
         return ModelKernels(self._lib, self._team, config, chunk_tokens, self._type(config, dtype), scale, rank)
 
     def _type(self, config: ModelConfig, dtype: torch.dtype) -> int:
-        if dtype is not torch.bfloat16:
+        if dtype is not torch.bfloat16 or config.quantisation is not None:
             return TYPES[dtype]
         inputs = (config.hidden_size, config.heads * config.head_dim, *config.mlp_sizes())
         suit = (
             kind for kind, multiple in map(PRODUCTS.__getitem__, self.products) if not any(n % multiple for n in inputs)
         )
         return next(suit, TYPES[dtype])
+
+
+def _tile(sources: Sequence[torch.Tensor], out: torch.Tensor, spread: int) -> None:
+    """Writes stacked `sources [outputs, n]` as tiles `[outputs / 16, n, 16]`; with `spread` 2, tiles of two sources in
+    turn."""
+    tiles = [source.reshape(-1, LANES, source.shape[1]).transpose(1, 2) for source in sources]
+    places = out.view(-1, spread, *tiles[0].shape[1:])
+    if spread > 1:
+        for which, tile in enumerate(tiles):
+            places[:, which].copy_(tile)
+    else:
+        places[:, 0].copy_(torch.cat(tiles))
 
 
 class ModelKernels:
@@ -221,8 +256,11 @@ class ModelKernels:
         """The addresses of a layer's packed weights; valid until its slot changes."""
         made = PackedLayer(window=window or 0)
         for name in (*_PLAIN, *_MATRICES, *_ADAPTERS):
-            tensor: torch.Tensor | None = getattr(weights, name)
-            setattr(made, name, None if tensor is None else tensor.data_ptr())
+            tensor: Matrix | None = getattr(weights, name)
+            if isinstance(tensor, QuantisedMatrix):
+                setattr(made, f"coded_{name}", _Coded.of(tensor))
+            else:
+                setattr(made, name, None if tensor is None else tensor.data_ptr())
         return made
 
     def embed(self, table: torch.Tensor, tokens: np.ndarray, x: torch.Tensor) -> None:

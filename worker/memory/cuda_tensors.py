@@ -39,9 +39,9 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-#: DLPack's codes of device types, and of element types (unsigned, float, bfloat).
+#: DLPack's codes of device types, and of element types (signed, unsigned, float, bfloat).
 _KINDS = {"cpu": 1, "cuda": 2}
-_CODES = {torch.uint8: 1, torch.float32: 2, torch.float16: 2, torch.bfloat16: 4}
+_CODES = {torch.int32: 0, torch.uint8: 1, torch.float32: 2, torch.float16: 2, torch.bfloat16: 4}
 #: DLPack descriptions of live tensors made by `shared_tensor`, by address.
 _described: dict[int, tuple[_Managed, Any]] = {}
 _forget = _Deleter(lambda address: _described.pop(address, None) and None)

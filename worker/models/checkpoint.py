@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from contracts.errors import ConfigError
+from contracts.kv import DTYPE_BYTES
 from runtime.model_config import read_json
 from worker.memory.tensors import MappedFiles
 
@@ -138,11 +139,11 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that holds most of the checkpoint's bytes."""
+        """The type that holds most of the checkpoint's bytes, of types that can be served if it has one."""
         sizes: dict[torch.dtype, int] = {}
         for tensor in self.tensors.values():
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel() * tensor.itemsize
-        return max(sizes, key=lambda d: sizes[d])
+        return max(sizes, key=lambda d: (str(d).removeprefix("torch.") in DTYPE_BYTES, sizes[d]))
 
     def leave_images(self) -> None:
         """The model also reads images: from now on, tensors of its text model have the names of a text model, and those
@@ -153,10 +154,15 @@ class Checkpoint:
 
     def has(self, name: str) -> bool:
         """Whether `get` would find a tensor."""
-        return self._within.get(name, name) in self.tensors
+        return self.find(name) is not None
 
-    def get(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """The tensor `name`. Raises ConfigError unless it exists with this shape and a floating type."""
+    def find(self, name: str) -> torch.Tensor | None:
+        """The tensor that `get` would find, of any type and shape."""
+        return self.tensors.get(self._within.get(name, name))
+
+    def get(self, name: str, shape: Sequence[int], dtypes: Sequence[torch.dtype] = ()) -> torch.Tensor:
+        """The tensor `name`. Raises ConfigError unless it exists with this shape and one of these types (by default, a
+        floating type of 16 bits or more)."""
         name = self._within.get(name, name)
         tensor = self.tensors.get(name)
         self.taken.add(name)
@@ -164,9 +170,11 @@ class Checkpoint:
             raise ConfigError(
                 f"{self.files[0].parent}: the checkpoint has no tensor {name}; it does not fit its config.json"
             )
-        if list(tensor.shape) != list(shape) or not tensor.is_floating_point():
+        fits = tensor.dtype in dtypes if dtypes else tensor.is_floating_point() and tensor.itemsize > 1
+        if list(tensor.shape) != list(shape) or not fits:
+            kinds = f" of {' or '.join(map(str, dtypes))}" if dtypes else ""
             raise ConfigError(
                 f"{self.files[0].parent}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, config.json "
-                f"implies {list(shape)}"
+                f"implies {list(shape)}{kinds}"
             )
         return tensor

@@ -108,7 +108,7 @@ def model_digest(weights: bytes, config: ModelConfig) -> bytes:
     said = asdict(config)
     for name in ("architecture", "eos_ids", "max_tokens", "dtype"):
         del said[name]
-    for name in ("experts", "gemma"):  # what other families lack is not said, so that their caches outlive its addition
+    for name in ("experts", "gemma", "quantisation"):  # what others lack is not said, so that their caches outlive it
         if said[name] is None:
             del said[name]
     return blake3(b"upbeat model" + weights + json.dumps(said, sort_keys=True).encode()).digest()

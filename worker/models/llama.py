@@ -16,6 +16,7 @@ from runtime.model_config import ModelConfig
 from runtime.model_experts import Experts
 from runtime.model_rope import Rope
 from worker.models.low_rank import Groups, linear
+from worker.models.quantised import plain
 from worker.models.weights import LayerWeights, TopWeights
 
 
@@ -149,7 +150,7 @@ def mix_experts(w: LayerWeights, e: Experts, router: torch.Tensor, x: torch.Tens
     Each expert computes all of its rows at once. A row's outputs are summed in float32.
     """
     chosen, weights = route(e, router, x)
-    gate_up, down = w.gate_up.view(e.count, 2 * e.size, -1), w.down.view(e.count, -1, e.size)
+    gate_up, down = plain(w.gate_up).view(e.count, 2 * e.size, -1), plain(w.down).view(e.count, -1, e.size)
     mixed = x.new_empty(*chosen.shape, x.shape[-1])
     for expert in sorted(set(chosen.flatten().tolist())):
         row, rank = torch.where(chosen == expert)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from worker.models import quantised
+from worker.models.quantised import Matrix
+
 #: Rows of a batch by adapter: its number, and its rows, int64.
 Groups = Sequence[tuple[int, torch.Tensor]]
 
@@ -21,7 +24,7 @@ def groups_of(adapters: Sequence[int], counts: Sequence[int]) -> Groups:
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Matrix,
     bias: torch.Tensor | None,
     a: torch.Tensor | None,
     b: torch.Tensor | None,
@@ -32,7 +35,7 @@ def linear(
 
     a, b: see `worker.models.adapters`; None: no adapter changes this product. segments: outputs of its projections.
     """
-    out = F.linear(x, weight, bias)
+    out = quantised.linear(x, weight, bias)
     if a is None or b is None:
         return out
     rank = b.shape[-1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -22,6 +23,8 @@ from worker.core.granules import Owner
 from worker.memory.device_memory import DeviceMemory, Span
 from worker.memory.tensors import tensor_at
 from worker.models.checkpoint import Checkpoint
+from worker.models.quantised import Matrix, QuantisedPart
+from worker.models.quantised_formats import quantised_part, refuse_quantised_top
 
 _ALIGNMENT = 256
 
@@ -35,18 +38,19 @@ class LayerWeights:
     """One layer's weights: views into its span.
 
     qkv `[(heads + 2 kv_heads) * head_dim, hidden]`, out `[hidden, heads * head_dim]`, gate_up `[2 * intermediate,
-    hidden]`, down `[hidden, intermediate]`; norms and biases are vectors, None where the model has none. In a layer
-    with experts, router is `[experts, hidden]`, and gate_up and down have those of all experts, one after the other.
+    hidden]`, down `[hidden, intermediate]`, each perhaps in few bits; norms and biases are vectors, None where the
+    model has none. In a layer with experts, router is `[experts, hidden]`, and gate_up and down have those of all
+    experts, one after the other.
     attended_norm and mlp_norm follow attention's and the MLP's last product, where the model has them.
     The fields that end in _a and _b are matrices of LoRA adapters (`worker.models.adapters`).
     """
 
     input_norm: torch.Tensor
     post_norm: torch.Tensor
-    qkv: torch.Tensor
-    out: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    qkv: Matrix
+    out: Matrix
+    gate_up: Matrix
+    down: Matrix
     qkv_bias: torch.Tensor | None = None
     out_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
@@ -86,39 +90,53 @@ class Packed:
     forget: Callable[[torch.Tensor], object]
     made: Callable[[], torch.Tensor] | None = None
 
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Of the tensor in the model's type."""
+        return math.prod(self.shape) * dtype.itemsize
+
+    def view_at(self, address: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The tensor, where its bytes lie at this address."""
+        return tensor_at(address, dtype, self.shape, device)
+
+    def pack_into(self, view: torch.Tensor, pack: Pack | None) -> None:
+        """Writes the tensor from the checkpoint into `view`."""
+        sources = self.sources if self.made is None else [self.made()]
+        if pack is None or not pack(self.field, sources, view):
+            for place, source in zip(torch.split(view, [len(source) for source in sources]), sources, strict=True):
+                place.copy_(source)
+        for source in sources:
+            self.forget(source)
+
 
 #: pack(field, sources, view): writes a matrix into `view` in the kernels' layout; False: copy it unchanged.
 Pack = Callable[[str, Sequence[torch.Tensor], torch.Tensor], bool]
+#: One tensor or matrix of a span.
+Part = Packed | QuantisedPart
 
 
 class Layout:
     """Tensors packed one after the other. bytes: of them, a multiple of 256. pack: lays out matrices for kernels; None:
     all are plain."""
 
-    def __init__(self, parts: list[Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
+    def __init__(self, parts: Sequence[Part], dtype: torch.dtype, pack: Pack | None = None) -> None:
         self._pack, self._parts, self._dtype = pack, parts, dtype
         self._offsets: list[int] = []
         self.bytes = 0
         for part in parts:
             self._offsets.append(self.bytes)
-            self.bytes += -(-math.prod(part.shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+            self.bytes += -(-part.bytes(dtype) // _ALIGNMENT) * _ALIGNMENT
 
-    def views_at(self, address: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """The tensors by field, where their bytes lie at this address."""
+    def views_at(self, address: int, device: torch.device) -> dict[str, Any]:
+        """The tensors by field, where their bytes lie at this address; of a part in few bits, its `QuantisedMatrix`."""
         return {
-            part.field: tensor_at(address + offset, self._dtype, part.shape, device)
+            part.field: part.view_at(address + offset, self._dtype, device)
             for part, offset in zip(self._parts, self._offsets, strict=True)
         }
 
-    def pack_into(self, views: dict[str, torch.Tensor]) -> None:
+    def pack_into(self, views: dict[str, Any]) -> None:
         """Writes the tensors from the checkpoint into `views`. Any thread."""
         for part in self._parts:
-            view, sources = views[part.field], part.sources if part.made is None else [part.made()]
-            if self._pack is None or not self._pack(part.field, sources, view):
-                for place, source in zip(torch.split(view, [len(source) for source in sources]), sources, strict=True):
-                    place.copy_(source)
-            for source in sources:
-                part.forget(source)
+            part.pack_into(views[part.field], self._pack)
 
 
 class WeightSpan:
@@ -128,7 +146,7 @@ class WeightSpan:
     """
 
     def __init__(
-        self, memory: DeviceMemory, owner: Owner, parts: list[Packed], dtype: torch.dtype, pack: Pack | None = None
+        self, memory: DeviceMemory, owner: Owner, parts: Sequence[Part], dtype: torch.dtype, pack: Pack | None = None
     ) -> None:
         self.memory = memory
         self._layout = Layout(parts, dtype, pack)
@@ -143,7 +161,7 @@ class WeightSpan:
         """Physical bytes when loaded: whole granules."""
         return self.span.bytes
 
-    def load(self) -> dict[str, torch.Tensor]:
+    def load(self) -> dict[str, Any]:
         """Takes granules, fills them from the checkpoint and returns `views`. Raises OutOfGranules, changing
         nothing."""
         self.take()
@@ -169,7 +187,7 @@ class WeightSpan:
         self.span.assign(0, granules)
         self.loaded = True
 
-    def views_at(self, address: int) -> dict[str, torch.Tensor]:
+    def views_at(self, address: int) -> dict[str, Any]:
         """Its tensors by field, where its bytes lie at another address of the device."""
         return self._layout.views_at(address, self.memory.device)
 
@@ -177,7 +195,7 @@ class WeightSpan:
         """Writes the packed bytes from the checkpoint to host memory. Any thread."""
         self.pack_into(self._layout.views_at(address, torch.device("cpu")))
 
-    def pack_into(self, views: dict[str, torch.Tensor]) -> None:
+    def pack_into(self, views: dict[str, Any]) -> None:
         """Writes the tensors from the checkpoint into `views`, in the kernels' layout. Any thread."""
         self._layout.pack_into(views)
 
@@ -258,7 +276,7 @@ class SlotTable:
         return self._spans[layer].unload(keep=keep)
 
 
-def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list[Packed]:
+def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list[Part]:
     """The packed tensors of one layer, with the field names of LayerWeights."""
     prefix, c = f"model.layers.{layer}.", config
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -270,14 +288,21 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
     def stacked(field: str, sources: Sequence[torch.Tensor], width: int) -> Packed:
         return Packed(field, [sum(map(len, sources)), width], list(sources), checkpoint.forget)
 
+    def matrix(field: str, modules: dict[str, int], width: int, biased: bool) -> Part:
+        if c.quantisation is not None:
+            named = {prefix + name: rows for name, rows in modules.items()}
+            if part := quantised_part(checkpoint, c.quantisation, field, named, width, biased):
+                return part
+        return pack(field, _suffixed(modules, "weight"), width)
+
     projections = {f"self_attn.{name}_proj": rows for name, rows in (("q", q), ("k", kv), ("v", kv))}
     mlp = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
     before_mlp = "pre_feedforward" if c.gemma else "post_attention"
-    parts = [
+    parts: list[Part] = [
         pack("input_norm", {"input_layernorm.weight": c.hidden_size}),
         pack("post_norm", {f"{before_mlp}_layernorm.weight": c.hidden_size}),
-        pack("qkv", _suffixed(projections, "weight"), c.hidden_size),
-        pack("out", {"self_attn.o_proj.weight": c.hidden_size}, q),
+        matrix("qkv", projections, c.hidden_size, c.qkv_bias),
+        matrix("out", {"self_attn.o_proj": c.hidden_size}, q, c.out_bias),
     ]
     if c.experts is not None and c.has_experts(layer):
         gate_up, down = expert_matrices(checkpoint, prefix + "mlp.experts", c.experts, c.hidden_size)
@@ -285,8 +310,8 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
         parts.append(stacked("down", down, c.experts.size))
         parts.append(pack("router", {"mlp.gate.weight": c.experts.count}, c.hidden_size))
     else:
-        parts.append(pack("gate_up", _suffixed(mlp, "weight"), c.hidden_size))
-        parts.append(pack("down", {"mlp.down_proj.weight": c.hidden_size}, c.intermediate_size))
+        parts.append(matrix("gate_up", mlp, c.hidden_size, c.mlp_bias))
+        parts.append(matrix("down", {"mlp.down_proj": c.hidden_size}, c.intermediate_size, c.mlp_bias))
     if c.qkv_bias:
         parts.append(pack("qkv_bias", _suffixed(projections, "bias")))
     if c.out_bias:
@@ -325,6 +350,8 @@ def expert_matrices(
 
 def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[Packed]:
     """The packed tensors outside the layers; without `head` when it is the embedding."""
+    if config.quantisation is not None:
+        refuse_quantised_top(checkpoint)
     table = [config.vocab_size, config.hidden_size]
 
     def plain(field: str, name: str, shape: list[int]) -> Packed:

@@ -9,6 +9,7 @@ import torch
 from runtime.model_experts import Experts
 from worker.kernels.cuda.experts import grouped_product, mix, route, sort_by_expert
 from worker.kernels.cuda.rows import gate_mul
+from worker.models.quantised import plain
 from worker.models.weights import LayerWeights
 
 #: Rows of a product's tile, with few and with many rows for an expert.
@@ -56,7 +57,7 @@ class ExpertsMemory:
         product(x, router, None, self._logits[:n])
         route(self._logits[:n], places, e.norm, self._chosen[:n], self._weights[:n])
         sort_by_expert(self._chosen[:n], *order[:2])
-        grouped_product(x, w.gate_up, *order, self._gate_up[:pairs])
+        grouped_product(x, plain(w.gate_up), *order, self._gate_up[:pairs])
         gate_mul(self._gate_up[:pairs], self._mid[:pairs])
-        grouped_product(self._mid[:pairs], w.down, *order, self._outputs[:pairs])
+        grouped_product(self._mid[:pairs], plain(w.down), *order, self._outputs[:pairs])
         mix(self._outputs[:pairs], self._weights[:n], out)

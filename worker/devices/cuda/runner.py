@@ -28,12 +28,14 @@ from worker.devices.runner import Slice, check
 from worker.kernels.cuda.attention import SPLIT_TOKENS, AttentionShape, attend, attend_split
 from worker.kernels.cuda.low_rank import add_low_rank
 from worker.kernels.cuda.products import product
+from worker.kernels.cuda.quantised import quantised_product
 from worker.kernels.cuda.rows import add_norm, gate_mul, rotate_write
 from worker.memory.copier import Fence
 from worker.memory.paged_kv import PagedKv
 from worker.models.adapters import MOST_SEGMENTS
 from worker.models.llama import embedding_scale
 from worker.models.load import Model
+from worker.models.quantised import Matrix, QuantisedMatrix
 from worker.models.weights import LayerWeights
 
 #: Shapes of decode steps whose graphs are kept.
@@ -319,8 +321,10 @@ class CudaRunner:
         if numbers is not None and a is not None and b is not None:
             add_low_rank(x, a, b, numbers, out, self._activations.low, self.model.adapters.segments(product))
 
-    def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-        if self.batch_invariant:
+    def _product(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        if isinstance(weight, QuantisedMatrix):
+            quantised_product(x, weight, bias, out, self.batch_invariant)
+        elif self.batch_invariant:
             product(x, weight, bias, out)
         elif bias is None:
             torch.mm(x, weight.t(), out=out)

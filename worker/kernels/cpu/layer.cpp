@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "attention.h"
+#include "coded.h"
 #include "experts.h"
 #include "low_rank.h"
 #include "speed.h"
@@ -31,11 +32,12 @@ struct Shape {
 // Weights of one layer. Matrices are packed in tiles, vectors are plain; null if the model has none. gate_up alternates gate tiles with the up
 // tiles of the same outputs. router `[experts, hidden]` is plain, null if the layer has no experts; with experts, gate_up and down have those of
 // all experts, one after the other. attended_norm and mlp_norm, null in most families, follow the products with out and down. Matrices of LoRA
-// adapters: see low_rank.h.
+// adapters: see low_rank.h. coded_*: of matrices of few bits, whose other pointer is not used.
 struct Layer {
     const void *input_norm, *post_norm, *qkv, *out, *gate_up, *down, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm, *router, *attended_norm, *mlp_norm;
     const void *qkv_a, *qkv_b, *out_a, *out_b, *gate_up_a, *gate_up_b, *down_a, *down_b;
     int32_t window;
+    Coded coded_qkv, coded_out, coded_gate_up, coded_down;
 };
 
 // One step's buffers: x `[tokens, hidden]`, a (normed or attended) and mid, q `[tokens, heads * dim]`, kv `[tokens, 2 * kv_heads * dim]`,
@@ -104,21 +106,28 @@ void head_finish(const Shape& s, float* x, const void* norm, const float* cos, c
     }
 }
 
+// The product of `a [m, k]`, padded, with a matrix of the layer, packed in W's tiles or coded. done: see `Cut::run`.
+template <typename W, typename Done>
+void times(Team& team, const void* weights, const Coded& coded, int tiles, const void* a, int m, int k, const Done& done) {
+    if constexpr (std::is_same_v<typename W::Active, float>)
+        if (coded.codes) return coded_product(team, coded, tiles, static_cast<const float*>(a), padded(k), m, k, done);
+    product<W>(team, static_cast<const typename W::Stored*>(weights), tiles, static_cast<const typename W::Active*>(a), padded(k), m, k, done);
+}
+
 template <typename W>
 void project(Team& team, const Shape& s, const Layer& l, const Buffers& b, int tokens) {
     const int n = (s.heads + 2 * s.kv_heads) * s.dim, nq = s.heads * s.dim, nkv = 2 * s.kv_heads * s.dim;
     norm_rows<W>(team, s, b.x, s.hidden, l.input_norm, tokens, active<W>(b.a), padded(s.hidden));
     const auto lora = low_rank<W>(s, b, l.qkv_a, l.qkv_b, 3, n);
     lora.lower(team, active<W>(b.a), padded(s.hidden), tokens, s.hidden);
-    product<W>(team, static_cast<const typename W::Stored*>(l.qkv), n / LANES, active<W>(b.a), padded(s.hidden), tokens, s.hidden,
-               [&](int row, int tile, const f32x16* sums, int n) {
-                   for (int t = 0; t < n; t++) {
-                       const int at = (tile + t) * LANES;
-                       const int segment = at < nq ? 0 : at < nq + nkv / 2 ? 1 : 2;
-                       const f32x16 y = W::rounded(lora.raised(sums[t] + bias_of<W>(l.qkv_bias, at), row, at, segment));
-                       store(at < nq ? b.q + long(row) * nq + at : b.kv + long(row) * nkv + at - nq, y);
-                   }
-               });
+    times<W>(team, l.qkv, l.coded_qkv, n / LANES, b.a, tokens, s.hidden, [&](int row, int tile, const f32x16* sums, int n) {
+        for (int t = 0; t < n; t++) {
+            const int at = (tile + t) * LANES;
+            const int segment = at < nq ? 0 : at < nq + nkv / 2 ? 1 : 2;
+            const f32x16 y = W::rounded(lora.raised(sums[t] + bias_of<W>(l.qkv_bias, at), row, at, segment));
+            store(at < nq ? b.q + long(row) * nq + at : b.kv + long(row) * nkv + at - nq, y);
+        }
+    });
     team.split(tokens, [&](int row) {
         const float *cos = b.cos + long(row) * s.dim, *sin = b.sin + long(row) * s.dim;
         for (int h = 0; h < s.heads; h++) head_finish<W>(s, b.q + long(row) * nq + h * s.dim, l.q_norm, cos, sin);
@@ -227,35 +236,33 @@ void mix_experts(Team& team, const Shape& s, const Layer& l, const Buffers& b, i
 template <typename W>
 void finish(Team& team, const Shape& s, const Layer& l, const Buffers& b, const Query* queries, int count, int rows, int layer, const char* base) {
     attend_all<W>(team, s, l, b, queries, count, layer, base);
-    using Stored = typename W::Stored;
     // x += the product with these weights, or with a norm behind it, x += that norm of the product.
-    const auto add_product = [&](const void* weights, const void* bias, const void* norm, const void* a, int in, const LowRank<W>& lora) {
+    const auto add_product = [&](const void* weights, const Coded& coded, const void* bias, const void* norm, const void* a, int in, const LowRank<W>& lora) {
         const long wide = padded(s.hidden);
         float* spare = static_cast<float*>(b.spare);
         lora.lower(team, static_cast<const typename W::Active*>(a), padded(in), rows, in);
-        product<W>(team, static_cast<const Stored*>(weights), s.hidden / LANES, static_cast<const typename W::Active*>(a), padded(in), rows, in,
-                   [&](int row, int tile, const f32x16* sums, int n) {
-                       for (int t = 0; t < n; t++) {
-                           const int at = (tile + t) * LANES;
-                           const f32x16 y = W::rounded(lora.raised(sums[t] + bias_of<W>(bias, at), row, at));
-                           float* x = b.x + long(row) * s.hidden + at;
-                           norm ? store(spare + row * wide + at, y) : store(x, W::rounded(load(x) + y));
-                       }
-                   });
+        times<W>(team, weights, coded, s.hidden / LANES, a, rows, in, [&](int row, int tile, const f32x16* sums, int n) {
+            for (int t = 0; t < n; t++) {
+                const int at = (tile + t) * LANES;
+                const f32x16 y = W::rounded(lora.raised(sums[t] + bias_of<W>(bias, at), row, at));
+                float* x = b.x + long(row) * s.hidden + at;
+                norm ? store(spare + row * wide + at, y) : store(x, W::rounded(load(x) + y));
+            }
+        });
         if (!norm) return;
         team.split(rows, [&](int row) {
             float* x = b.x + long(row) * s.hidden;
             norm_row<W>(s, spare + row * wide, norm, s.hidden, [&](int i, f32x16 y) { store(x + i, W::rounded(load(x + i) + y)); });
         });
     };
-    add_product(l.out, l.out_bias, l.attended_norm, b.a, s.heads * s.dim, low_rank<W>(s, b, l.out_a, l.out_b, 1, s.hidden));
+    add_product(l.out, l.coded_out, l.out_bias, l.attended_norm, b.a, s.heads * s.dim, low_rank<W>(s, b, l.out_a, l.out_b, 1, s.hidden));
     norm_rows<W>(team, s, b.x, s.hidden, l.post_norm, rows, active<W>(b.a), padded(s.hidden));
     if (l.router) return mix_experts<W>(team, s, l, b, rows);
     const auto of_gate_up = low_rank<W>(s, b, l.gate_up_a, l.gate_up_b, 2, 2L * s.intermediate);
     of_gate_up.lower(team, active<W>(b.a), padded(s.hidden), rows, s.hidden);
-    product<W>(team, static_cast<const Stored*>(l.gate_up), 2 * s.intermediate / LANES, active<W>(b.a), padded(s.hidden), rows, s.hidden,
-               gated<W>(active<W>(b.mid), s.intermediate, l.gate_up_bias, s.gemma, of_gate_up));
-    add_product(l.down, l.down_bias, l.mlp_norm, b.mid, s.intermediate, low_rank<W>(s, b, l.down_a, l.down_b, 1, s.hidden));
+    times<W>(team, l.gate_up, l.coded_gate_up, 2 * s.intermediate / LANES, b.a, rows, s.hidden,
+             gated<W>(active<W>(b.mid), s.intermediate, l.gate_up_bias, s.gemma, of_gate_up));
+    add_product(l.down, l.coded_down, l.down_bias, l.mlp_norm, b.mid, s.intermediate, low_rank<W>(s, b, l.down_a, l.down_b, 1, s.hidden));
 }
 
 template <typename W>
