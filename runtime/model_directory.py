@@ -91,7 +91,9 @@ def floating_bytes(directory: Path) -> int:
         try:
             with file.open("rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
-                tensors = json.loads(opened.read(length)) if length < _MOST_HEADER_BYTES else None
+                if length > _MOST_HEADER_BYTES:
+                    raise ValueError("its header is too long")
+                tensors = json.loads(opened.read(length))
             for name, tensor in tensors.items():
                 if name != "__metadata__" and tensor["dtype"] in ("F16", "BF16", "F32"):
                     begin, end = tensor["data_offsets"]

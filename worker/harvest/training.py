@@ -182,7 +182,7 @@ class Trainer:
 
         def embedded(micro: _Micro) -> Chain[TopWeights]:
             def unit(top: TopWeights) -> None:
-                inputs[0][micro.rows] = embed(top, micro.tokens)
+                inputs[0][micro.rows] = embed(top, self._config, micro.tokens)
 
             yield unit
 

@@ -31,7 +31,7 @@ _SAMPLES, _SAMPLE_BYTES = 17, 4096
 _TIMES_DIFFER_S = 2.0
 
 
-def weights_digest(tensors: dict[str, torch.Tensor], forget: Callable[[torch.Tensor], None]) -> bytes:
+def weights_digest(tensors: dict[str, torch.Tensor], forget: Callable[[torch.Tensor], object]) -> bytes:
     """32 bytes over (name, dtype, shape, bytes) of all tensors, ordered by name. `forget` is called with each tensor
     after use."""
     digest = blake3(b"upbeat weights", max_threads=blake3.AUTO)

@@ -145,7 +145,7 @@ def lay_out(
     owner = Owner(Use.WEIGHTS, name or directory.name)
     beside = read_adapters(adapters or {}, config)
     layers = [
-        WeightSpan(memory, owner, layer_parts(checkpoint, config, n) + beside.parts(n, served), served, pack)
+        WeightSpan(memory, owner, [*layer_parts(checkpoint, config, n), *beside.parts(n, served)], served, pack)
         for n in range(config.layers)
     ]
     top = WeightSpan(memory, owner, top_parts(checkpoint, config), served)

@@ -40,7 +40,7 @@ def linear(
         return out
     rank = b.shape[-1]
     for number, rows in groups:
-        low = F.linear(x[rows], a[number]).split(rank, dim=-1)
-        parts = b[number].split(list(segments))
+        low = torch.split(F.linear(x[rows], a[number]), rank, dim=-1)
+        parts = torch.split(b[number], list(segments))
         out[rows] += torch.cat([F.linear(t, part) for t, part in zip(low, parts, strict=True)], dim=-1)
     return out

@@ -90,7 +90,7 @@ def test_with_dropout_the_gradient_is_that_of_the_masked_forward_pass(tmp_path: 
         tokens, (at, labels) = data.tokens(example), data.targets(example)
         cos, sin = RopeTable(config, torch.float32).at(torch.arange(len(tokens)), len(tokens))
         dropout = Dropout(0.3, (5, 0, example))
-        x = embed(frozen.top(), tokens)
+        x = embed(frozen.top(), config, tokens)
         for layer, w in enumerate(frozen.layers):
             pairs = adapter.shapes.views(leaf[layer])
             parts = [slice(row, min(row + 8, len(tokens))) for row in range(0, len(tokens), 8)]

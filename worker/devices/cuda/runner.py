@@ -200,16 +200,13 @@ class CudaRunner:
         ids[:n] = [s.tokens[0] for s in slices]
         places[:n, 0] = table[:n, 2] = [s.start for s in slices]
         table[:n, 1] = 1
-        each, none, splits = (
-            np.stack((np.arange(rows), np.zeros(rows)), axis=1),
-            np.zeros((0, 2)),
-            _splits(max(s.start for s in slices)),
-        )
+        each, none = np.stack((np.arange(rows), np.zeros(rows)), axis=1), np.zeros((0, 2))
+        splits = 1 if self.batch_invariant else _splits(max(s.start for s in slices))
         many, singles = (each, none) if self.batch_invariant else (none, each)
         numbers = np.array([s.adapter for s in slices] + [-1] * (rows - n))
         adapted = [numbers] if numbers.max() >= 0 else []
         inputs = self._inputs.upload([ids, places, table, many, singles, *adapted])
-        work = _Work(rows, *inputs[:3], inputs[3], inputs[4], 1 if self.batch_invariant else splits)
+        work = _Work(rows, inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], splits)
         work.adapters = inputs[5] if adapted else None
         return work
 
@@ -249,8 +246,7 @@ class CudaRunner:
     def _layer(self, layer: int, w: LayerWeights, work: _Work) -> None:
         c, a, n = self.model.config, self._activations, work.tokens
         add_norm(a.x[:n], a.delta[:n] if layer else None, w.input_norm, c.norm_eps, a.normed[:n], self._gemma)
-        self._product(a.normed[:n], w.qkv, w.qkv_bias, a.packed[:n])
-        self._adapt("qkv", w, a.normed[:n], a.packed[:n], work.adapters)
+        self._project("qkv", w, a.normed[:n], a.packed[:n], work.adapters)
         norms = None if w.q_norm is None or w.k_norm is None else (w.q_norm, w.k_norm)
         table = self._tables.on_device[layer]
         heads = c.heads, c.kv_heads, self.kv.shape.chunk_tokens
@@ -291,19 +287,16 @@ class CudaRunner:
         self, w: LayerWeights, x: torch.Tensor, n: int, places: torch.Tensor | None, adapters: torch.Tensor | None
     ) -> None:
         a, eps = self._activations, self.model.config.norm_eps
-        self._product(a.attended[:n], w.out, w.out_bias, a.delta[:n])
-        self._adapt("out", w, a.attended[:n], a.delta[:n], adapters)
+        self._project("out", w, a.attended[:n], a.delta[:n], adapters)
         self._norm_delta(w.attended_norm, n)
         add_norm(x, a.delta[:n], w.post_norm, eps, a.normed[:n], self._gemma)
         if w.router is not None and a.experts is not None:
             rows = a.normed[:n], a.delta[:n], places
             a.experts.mix(w, w.router, *rows, self._product, self.batch_invariant)
             return
-        self._product(a.normed[:n], w.gate_up, w.gate_up_bias, a.gate_up[:n])
-        self._adapt("gate_up", w, a.normed[:n], a.gate_up[:n], adapters)
+        self._project("gate_up", w, a.normed[:n], a.gate_up[:n], adapters)
         gate_mul(a.gate_up[:n], a.mid[:n], self._gemma)
-        self._product(a.mid[:n], w.down, w.down_bias, a.delta[:n])
-        self._adapt("down", w, a.mid[:n], a.delta[:n], adapters)
+        self._project("down", w, a.mid[:n], a.delta[:n], adapters)
         self._norm_delta(w.mlp_norm, n)
 
     def _norm_delta(self, weight: torch.Tensor | None, n: int) -> None:
@@ -312,10 +305,11 @@ class CudaRunner:
             delta = self._activations.delta[:n]
             add_norm(delta, None, weight, self.model.config.norm_eps, delta, self._gemma)
 
-    def _adapt(
+    def _project(
         self, product: str, w: LayerWeights, x: torch.Tensor, out: torch.Tensor, numbers: torch.Tensor | None
     ) -> None:
-        """Adds the rows' low-rank products, if the step has some and the adapters change this product."""
+        """A product of a layer, and the rows' low-rank ones, if the step has some and the adapters change it."""
+        self._product(x, getattr(w, product), getattr(w, f"{product}_bias"), out)
         a: torch.Tensor | None = getattr(w, f"{product}_a")
         b: torch.Tensor | None = getattr(w, f"{product}_b")
         if numbers is not None and a is not None and b is not None:
