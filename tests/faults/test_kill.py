@@ -102,12 +102,14 @@ def test_a_killed_service_comes_back_and_every_next_turn_is_right(
 
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(keep_streaming, seed) for seed in range(4)]
-        time.sleep(1.0)
-        victim = process(stack, service)
-        victim.kill()
-        time.sleep(3.0)
-        wait_ready(stack)
-        stop.set()
+        try:
+            time.sleep(1.0)
+            victim = process(stack, service)
+            victim.kill()
+            time.sleep(3.0)
+            wait_ready(stack)
+        finally:
+            stop.set()
         failures = [error for f in running for error in f.result(timeout=60)]
     assert process(stack, service).pid != victim.pid
     assert not failures, "a request outlives any one process: it goes on elsewhere, or waits for the restart"
