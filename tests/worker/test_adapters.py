@@ -22,6 +22,7 @@ from tests.worker.layers_that_take_turns import change_at_random, image
 from tests.worker.lora import ALL, ATTENTION, Lora, make_adapter, merged
 from tests.worker.test_kernels import WAYS, bench_by
 from tests.worker.test_models_against_transformers import Bench, prompt, reference
+from tests.worker.test_quantised import quantised
 from worker.devices.runner import Slice
 from worker.memory.device_memory import host_memory
 from worker.models.circulating import Circulation, same_size
@@ -58,6 +59,23 @@ def test_base_and_adapters_in_one_batch_give_what_the_merged_models_give(
         rows = [bench.cut(pages[n], tokens, start, end, adapter=n - 1) for n in (2, 0, 3, 1)]
         got = bench.step(*rows)
         torch.testing.assert_close(got, theirs[[2, 0, 3, 1], end - 1], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("form", ["gptq-4-act-order", "fp8-blocks"])
+def test_adapters_beside_a_base_of_few_bits(
+    form: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "computes", kernels)
+    base = quantised(tmp_path, form, "qwen3", num_hidden_layers=2)
+    adapters = adapters_of(tmp_path, base)
+    models = [base, *(merged(base, path, kind) for path, kind in zip(adapters.values(), KINDS, strict=True))]
+    bench, tokens = Bench(tmp_path, adapters=adapters), prompt(40)
+    with torch.no_grad():
+        theirs = torch.stack([model(torch.tensor([tokens])).logits[0, -1] for model in models])
+    bench_pages = [bench.pages(40) for _ in models]
+    got = bench.step(*(bench.cut(bench_pages[n], tokens, 0, 40, adapter=n - 1) for n in (2, 0, 3, 1)))
+    torch.testing.assert_close(got, theirs[[2, 0, 3, 1]], atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("way", WAYS)
