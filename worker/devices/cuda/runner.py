@@ -27,15 +27,14 @@ from worker.devices.cuda.tables import PageTables, StepInputs
 from worker.devices.runner import Slice, check
 from worker.kernels.cuda.attention import SPLIT_TOKENS, AttentionShape, attend, attend_split
 from worker.kernels.cuda.low_rank import add_low_rank
-from worker.kernels.cuda.products import product
-from worker.kernels.cuda.quantised import quantised_product
+from worker.kernels.cuda.products import multiply
 from worker.kernels.cuda.rows import add_norm, gate_mul, rotate_write
 from worker.memory.copier import Fence
 from worker.memory.paged_kv import PagedKv
 from worker.models.adapters import MOST_SEGMENTS
 from worker.models.llama import embedding_scale
 from worker.models.load import Model
-from worker.models.quantised import Matrix, QuantisedMatrix
+from worker.models.quantised import Matrix
 from worker.models.weights import LayerWeights
 
 #: Shapes of decode steps whose graphs are kept.
@@ -316,14 +315,7 @@ class CudaRunner:
             add_low_rank(x, a, b, numbers, out, self._activations.low, self.model.adapters.segments(product))
 
     def _product(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-        if isinstance(weight, QuantisedMatrix):
-            quantised_product(x, weight, bias, out, self.batch_invariant)
-        elif self.batch_invariant:
-            product(x, weight, bias, out)
-        elif bias is None:
-            torch.mm(x, weight.t(), out=out)
-        else:
-            torch.addmm(bias, x, weight.t(), out=out)
+        multiply(x, weight, bias, out, self.batch_invariant)
 
     def _logits(self, count: int, x: torch.Tensor) -> torch.Tensor:
         top, a, vocabulary = self.model.top, self._activations, self.model.config.vocab_size

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 from worker.kernels.cuda.dot import dot, widens
+from worker.kernels.cuda.quantised import quantised_product
+from worker.models.quantised import Matrix, QuantisedMatrix
 
 _ROWS, _OUTPUTS, _INPUTS = 64, 64, 64
 
@@ -72,3 +74,15 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ou
         num_warps=4,
         num_stages=3 if x.dtype.itemsize == 2 else 2,
     )
+
+
+def multiply(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor, same_bits: bool) -> None:
+    """`product` by the kernel for `weight`, or by the library. same_bits: a row's bits depend on the row only."""
+    if isinstance(weight, QuantisedMatrix):
+        quantised_product(x, weight, bias, out, same_bits)
+    elif same_bits:
+        product(x, weight, bias, out)
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
