@@ -52,7 +52,7 @@ def test_adapters_answer_by_name_and_a_hinted_return_is_cached(
     client = httpx.Client(base_url=stack.url, timeout=60)
 
     def said(name: str, prompt: list[int] = PROMPT) -> dict[str, Any]:
-        body = {"model": name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        body = {"model": name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "min_tokens": TOKENS}
         answer = httpx.post(f"{stack.url}/v1/completions", json=body, headers={"X-Session-Id": f"s-{name}"}, timeout=60)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()

@@ -144,7 +144,7 @@ def compile_low_rank() -> None:
     """Adapters of rank 16 of q, k and v."""
     common = {"numbers": "*i32", "low": "*fp32", "inputs": "i32!", "outputs": "i32!", "second": "i32!", "third": "i32!"}
     types = common | {"x": E, "a": E, "b": E, "out": E}
-    compiled("lower", low_rank._lower, types, {"MANY": 48, "LOWS": 16, "INPUTS": 128}, 4, 3)
+    compiled("lower", low_rank._lower, types, {"MANY": 48, "LOWS": 16, "INPUTS": 256}, 4, 3)
     fixed = {"SEGMENTS": 3, "RANK": 16, "RANK_UP": 16, "OUTPUTS": 64}
     compiled("raise", low_rank._raise, types, fixed, 4, 3)
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-_LOWS, _INPUTS, _OUTPUTS = 16, 128, 64
+_LOWS, _INPUTS, _OUTPUTS = 16, 256, 64
 
 
 @triton.jit
