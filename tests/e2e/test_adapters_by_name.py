@@ -11,26 +11,29 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
-import transformers
 
 from loadtest.stack import Stack
-from tests.worker.engine_harness import random_prompt
-from tests.worker.lora import Lora, make_adapter, merged
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 DEMO = Path(__file__).parents[2] / "models" / "demo"
-KINDS = {"first": Lora(rank=8, size=0.05), "second": Lora(rank=4, targets=("q_proj", "v_proj"), seed=2, size=0.2)}
-PROMPT, TOKENS = random_prompt(random.Random(1), 150), 12
+_DRAW = random.Random(1)
+PROMPT, TOKENS = [_DRAW.randrange(3, 2560) for _ in range(150)], 12
 
 
 @pytest.fixture(scope="module")
 def texts_and_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, list[int]], Stack]]:
     """The tokens that each gives, by an independent merge, and a stack that serves all."""
+    # Not above: transformers imports triton, which tests/gpu/harness.py must be asked for first.
+    import torch
+    import transformers
+
+    from tests.worker.lora import Lora, make_adapter, merged
+
+    kinds = {"first": Lora(rank=8, size=0.05), "second": Lora(rank=4, targets=("q_proj", "v_proj"), seed=2, size=0.2)}
     directory = tmp_path_factory.mktemp("adapters")
     base = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     models, paths = {"demo": base}, dict[str, str]()
-    for name, kind in KINDS.items():
+    for name, kind in kinds.items():
         path = make_adapter(directory / name, base, kind)
         models[name], paths[name] = merged(base, path, kind), str(path)
     asked = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}

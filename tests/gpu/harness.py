@@ -7,6 +7,7 @@ them there; without one they are part of `make test`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -20,6 +21,8 @@ from worker.memory.device_memory import DeviceMemory, host_memory
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
+    if "triton" in sys.modules and "TRITON_INTERPRET" not in os.environ:
+        raise RuntimeError("a test module that is collected before this one imports triton; let it import that later")
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="Triton has no build for this machine")
 
