@@ -84,8 +84,10 @@ class HbmCache:
         self._count(block)
 
     def enter(self, block: Block, key: bytes) -> bool:
-        """Put the block into the index under `key`. False if a block that is complete or in use is there already: this
-        one stays private."""
+        """Put the block into the index under `key`. False if a block that is complete or in use is there already, or
+        this one was lost while a sequence computed it: it stays private."""
+        if block.lost:
+            return False
         other = self.index.get(key)
         if other is not None and other is not block:
             if other.complete or other.users or other.moving or other.save == SaveState.WAITING:
