@@ -3,6 +3,7 @@ no adapter uses the KV of another or of the base."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import random
@@ -307,7 +308,7 @@ def test_an_adapter_that_is_not_the_model_s_is_no_slice_of_a_step(tmp_path: Path
 
 
 def test_what_peft_writes_is_read(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
+    peft = importlib.import_module("peft")  # slow to import
     base, config = reference(tmp_path, "llama"), load_config(tmp_path)
     for number, more in enumerate(({}, {"use_rslora": True, "target_modules": "all-linear"})):
         made = peft.get_peft_model(base, peft.LoraConfig(**{"r": 3, "target_modules": ["q_proj"]} | more))
