@@ -326,6 +326,33 @@ def test_nobody_takes_a_place_that_he_gives_back_without_computing(seed: int) ->
     anything(seed, requests=15).finish()  # these went on for ever, in no time
 
 
+def in_no_time(seed: int) -> VirtualDevice:
+    """Four models that hardly fit in pairs, whose weights come in 2 ms, and hints of new sessions."""
+    dice = random.Random(seed)
+    room, copy_s = dice.choice([16, 20]), dice.choice([None, 1e-4])
+    device = VirtualDevice(4, WEIGHTS + room, weights=WEIGHTS, copy_s=copy_s, step_tokens=1024)
+    assert device.placing is not None
+    device.placing.layer_s, device.placing.dice = 0.0007, dice
+
+    def hint(name: str) -> None:
+        now = device.world.now()
+        device.residency.expect(name, Expected(now + 1.0, now + 5.0))
+
+    for name in device.residency.models:
+        for _ in range(6):
+            device.world.at(dice.random() * 6.0, lambda name=name: hint(name))  # type: ignore[misc]
+    device.suffer(dice, 10, span_s=6.0, longest=16 - 3)
+    return device
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_weights_do_not_come_in_vain(seed: int) -> None:
+    """Seed 1: 958 times for hints, while others waited for memory. Seed 7: for ever, each model in turn."""
+    device = in_no_time(seed)
+    device.finish()
+    assert total(device, "activations") < 60, "for forty requests"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(max_examples=1500, deadline=None, phases=[Phase.explicit, Phase.generate])

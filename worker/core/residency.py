@@ -2,10 +2,10 @@
 when all are busy.
 
 A model is COLD, LOADING, ACTIVE or DRAINING. A request for a cold model waits for its activation. A hint activates it
-in time for its request. Memory for the weights comes from unused memory, then from caches, then from the weights of
-idle models, longest idle first: for a request of any idle model, for a hint or another model's KV only of those idle
-for `IDLE_S`. If all are busy, one gives way when `worker.core.turns` says so: its sequences are preempted, their KV is
-saved, and it waits for its next turn.
+in time for its request, unless others wait for memory. Memory for the weights comes from unused memory, then from
+caches, then from the weights of idle models, longest idle first: for a request of any idle model, for a hint or another
+model's KV only of those idle for `IDLE_S`. If all are busy, one gives way when `worker.core.turns` says so: its
+sequences are preempted, their KV is saved, and it waits for its next turn.
 
 A registered model keeps its engine and its address space; only memory comes and goes. Its cached KV stays on the
 device, as long as nobody needs the memory.
@@ -156,7 +156,7 @@ class Residency:
             found = self.balloon.obtainable + sum(each.weights for each in self._idle(0.0))
             for resident in self.models.values():
                 resident.crowded_out = found < resident.granules + resident.least
-        owed, waiting = 0, self._waiting()
+        owed, waiting, unserved = 0, self._waiting(), False
         self.balloon.held = None
         for resident in sorted(waiting, key=self.turns.urgency):
             if resident.state is ModelState.COLD:
@@ -165,13 +165,15 @@ class Residency:
                 if not self._activate(resident, idle, Why.REQUEST, owed) and self._may_hold(resident, until_s, idle):
                     self.balloon.held = resident.core.scheduling.first_rank(resident.core.live.values())
             if resident.state is not ModelState.LOADING:  # until it computes, later ones take no memory
-                if resident.starved or resident.state is ModelState.COLD:
+                if unserved := resident.starved or resident.state is ModelState.COLD:
                     self._make_turn(resident)
                 break
             owed += resident.least
         for resident in self.models.values() if self.turns.heeds_hints else ():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
                 until_s = min((each.arrival_s + HOLD_S for each in resident.expected if each.moves), default=0.0)
+                if unserved and until_s <= now:  # it would take what others wait for, and soon give it back
+                    continue
                 idle = self._idle(IDLE_S)
                 if not self._activate(resident, idle, Why.HINT) and self._may_hold(resident, until_s, idle):
                     self.balloon.held = _MOVES

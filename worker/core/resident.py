@@ -134,8 +134,8 @@ class Resident:
 
     def note_wait(self, now: float, held: bool) -> None:
         """Set `waits_s`. It lasts from the first request without weights to the first step. held: requests get no
-        memory, for weights that move here."""
-        if not self.core.live or self.core.stepping or (held and self.state is ModelState.ACTIVE):
+        memory, for weights that move here: then no model with weights begins to wait."""
+        if not self.core.live or self.core.stepping:
             self.waits_s = math.inf
-        elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or self.core.starved):
+        elif math.isinf(self.waits_s) and (self.state is not ModelState.ACTIVE or (self.core.starved and not held)):
             self.waits_s = now

@@ -119,7 +119,8 @@ class Placing:
         )
         model.layers.before_use = functools.partial(_use, filling)
         failpoints.reach("model.loading")
-        log.info("activating", model=name, mib=round(filling.bytes / 2**20), image=placed.image is not None)
+        mib, image = round(filling.bytes / 2**20), placed.image is not None
+        log.info("activating", model=name, mib=mib, image=image, **self._reason(name, ModelState.LOADING))
 
     def _unload(self, name: str, placed: Placed) -> None:
         if (filling := self._fillings.pop(name, None)) is not None:
@@ -129,7 +130,15 @@ class Placing:
         if (circulation := self.circulations.get(name)) is not None:
             circulation.leave()
         placed.model.unload()
-        log.info("evicted", model=name)
+        log.info("evicted", model=name, **self._reason(name, ModelState.COLD))
+
+    def _reason(self, name: str, state: ModelState) -> dict[str, str]:
+        """Why the model last entered this state, and the model for which it did."""
+        moves = self.residency.models[name].moves
+        last = next((move for move in reversed(moves) if move.state is state), None)
+        if last is None:
+            return {}
+        return {"why": last.why.value} | ({"other": last.other} if last.other else {})
 
     def _circulate(self, instruction: Circulate, placed: Placed) -> None:
         name, lent = instruction.name, instruction.lent
