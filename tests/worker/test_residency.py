@@ -253,6 +253,17 @@ def test_a_hint_does_not_take_the_weights_of_a_model_that_was_used_lately() -> N
     device.finish()
 
 
+def test_hints_of_models_that_do_not_fit_together_do_not_evict_each_other() -> None:
+    device = VirtualDevice(2, WEIGHTS + 6, weights=WEIGHTS)
+    now = device.world.now()
+    for name in ("m0", "m1"):  # the scheduler says that both are used elsewhere, and hints say the contrary
+        device.residency.spare(name, now + 60.0)
+        device.residency.expect(name, Expected(now + 1.0, now + 9.0))
+    device.go(until=lambda: device.world.now() > now + 8.0)
+    assert total(device, "activations") == 1
+    device.finish()
+
+
 def test_weights_that_cannot_be_read_are_tried_again_and_nothing_is_lost() -> None:
     device = VirtualDevice(1, SLABS, weights=WEIGHTS)
     assert device.placing is not None

@@ -3,9 +3,10 @@ when all are busy.
 
 A model is COLD, LOADING, ACTIVE or DRAINING. A request for a cold model waits for its activation. A hint activates it
 in time for its request, unless others wait for memory. Memory for the weights comes from unused memory, then from
-caches, then from the weights of idle models, longest idle first: for a request of any idle model, for a hint or another
-model's KV only of those idle for `IDLE_S`. If all are busy, one gives way when `worker.core.turns` says so: its
-sequences are preempted, their KV is saved, and it waits for its next turn.
+caches, then from the weights of idle models, longest idle first. A request takes those of any idle model; a hint, or
+another model's KV, only those of models that are idle for `IDLE_S` or not used here, and a hint none of models that a
+hint wakes too. If all are busy, one gives way when `worker.core.turns` says so: its sequences are preempted, their KV
+is saved, and it waits for its next turn.
 
 A registered model keeps its engine and its address space; only memory comes and goes. Its cached KV stays on the
 device, as long as nobody needs the memory.
@@ -174,7 +175,7 @@ class Residency:
                 until_s = min((each.arrival_s + HOLD_S for each in resident.expected if each.moves), default=0.0)
                 if unserved and until_s <= now:  # it would take what others wait for, and soon give it back
                     continue
-                idle = self._idle(IDLE_S)
+                idle = [each for each in self._idle(IDLE_S) if self._hint_due_s(each) > now]
                 if not self._activate(resident, idle, Why.HINT) and self._may_hold(resident, until_s, idle):
                     self.balloon.held = _MOVES
 
