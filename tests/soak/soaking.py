@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -153,10 +153,12 @@ def at_rest(stack: Stack, soak: Soak) -> None:
     assert not (grown := leaks(soak.looks)), grown
 
 
-def erase_everything(stack: Stack) -> None:
-    """Sessions that are deleted leave no page and no slot behind."""
+def erase_everything(stack: Stack, unlisted: Iterable[str] = ()) -> None:
+    """Sessions that are deleted leave no page and no slot behind. unlisted: sessions of which perhaps no turn ended."""
     before = used(stack)
     with httpx.Client(base_url=stack.url, timeout=30) as http:
+        for session in unlisted:
+            assert http.delete(f"/v1/sessions/{session}").status_code in (200, 404)
         while known := http.get("/v1/sessions?limit=1000").json()["data"]:
             with ThreadPoolExecutor(ERASING) as pool:
                 for status in pool.map(lambda session: http.delete(f"/v1/sessions/{session['id']}").status_code, known):

@@ -69,7 +69,7 @@ def test_six_models_share_devices_for_as_long_as_they_run(tmp_path: Path, shared
         for name in LAYERS:
             chat = Chat(cold.url, f"cold-{name}", model=name)
             expected[name] = [chat.say(line).text for line in lines]
-    soak, seconds = Soak(), 60 * MINUTES
+    soak, seconds, left = Soak(), 60 * MINUTES, list[str]()
     settings = {"sharing": "prism", "shm_dir": str(shared), "worker": {"remap": "auto"}}
     with Stack(
         models=models, nodes=2, directory=tmp_path / "stack", hbm_gib=HBM_GIB, dram_gib=0.06, settings=settings
@@ -79,7 +79,7 @@ def test_six_models_share_devices_for_as_long_as_they_run(tmp_path: Path, shared
         work: list[Callable[[], None]] = [
             lambda: kills(stack, soak, quiet),
             lambda: looks(stack, soak, quiet + 5.0, until),
-            lambda: _leave(stack, until),
+            lambda: _leave(stack, until, left),
             *(
                 lambda i=i, name=name: talk(  # type: ignore[misc]
                     stack, soak, i, lines, expected[name], until, model=name, hinted=HINTED, pause_s=PAUSE_S
@@ -94,7 +94,7 @@ def test_six_models_share_devices_for_as_long_as_they_run(tmp_path: Path, shared
         assert not soak.wrong, soak.wrong
         assert soak.talks > 5 * MINUTES and len(set(victims)) >= min(len(VICTIMS), int(MINUTES))
         at_rest(stack, soak)
-        erase_everything(stack)
+        erase_everything(stack, left)
         _weights_are_counted(stack)
         moved = [sum(v for k, v in metrics(stack)[f"worker-{n}"].items() if "layers_moved" in k) for n in range(2)]
         print(f"layers lent and taken back since the last kills: {moved}")
@@ -102,15 +102,18 @@ def test_six_models_share_devices_for_as_long_as_they_run(tmp_path: Path, shared
         assert not list(shared.iterdir()), "left in shared memory"
 
 
-def _leave(stack: Stack, until: float) -> None:
-    """Requests whose caller goes away: while weights come, while others are served, in the middle of an answer."""
+def _leave(stack: Stack, until: float, left: list[str]) -> None:
+    """Requests whose caller goes away: while weights come, while others are served, in the middle of an answer. Adds
+    their sessions to `left`."""
     draw = random.Random(f"{SEED} leave")
     while time.monotonic() < until:
+        left.append(f"left-{len(left)}")
         body = {"model": draw.choice(list(LAYERS)), "stream": True, "max_tokens": 200, "ignore_eos": True}
         body["messages"] = [{"role": "user", "content": script(draw.randrange(9))[0]}]
         left_s = draw.choice([0.02, 0.1, 0.5])
         with contextlib.suppress(httpx.HTTPError):
-            httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=left_s)
+            headers = {"X-Upbeat-Session": left[-1]}
+            httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=headers, timeout=left_s)
         time.sleep(draw.random() * PAUSE_S)
 
 
