@@ -253,10 +253,28 @@ def test_a_hint_does_not_take_the_weights_of_a_model_that_was_used_lately() -> N
     device.finish()
 
 
-def test_hints_of_models_that_do_not_fit_together_do_not_evict_each_other() -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_hints_of_models_that_do_not_fit_together_do_not_evict_each_other(elsewhere: bool) -> None:
+    device = VirtualDevice(2, WEIGHTS + 6, weights=WEIGHTS)
+    for model in device.models:
+        model.submit(prompt(1, 2), 2)
+        device.go()
+    for model, resident in zip(device.models, device.residency.models.values(), strict=True):
+        if resident.state is ModelState.ACTIVE:
+            device.residency._unload(resident, Why.FOR_KV)
+        model.store.hint("s", list(model.store.chunks), arrival_s=1.0, expires_s=9.0)
+        if elsewhere:
+            device.residency.spare(resident.name, device.world.now() + 60.0)
+    before = total(device, "activations")
+    device.go(until=lambda: device.world.now() > 20.0)
+    assert total(device, "activations") - before == (0 if elsewhere else 1)
+    device.finish()
+
+
+def test_a_request_that_is_expected_here_counts_more_than_that_requests_go_elsewhere() -> None:
     device = VirtualDevice(2, WEIGHTS + 6, weights=WEIGHTS)
     now = device.world.now()
-    for name in ("m0", "m1"):  # the scheduler says that both are used elsewhere, and hints say the contrary
+    for name in ("m0", "m1"):
         device.residency.spare(name, now + 60.0)
         device.residency.expect(name, Expected(now + 1.0, now + 9.0))
     device.go(until=lambda: device.world.now() > now + 8.0)

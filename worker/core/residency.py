@@ -2,11 +2,11 @@
 when all are busy.
 
 A model is COLD, LOADING, ACTIVE or DRAINING. A request for a cold model waits for its activation. A hint activates it
-in time for its request, unless others wait for memory. Memory for the weights comes from unused memory, then from
-caches, then from the weights of idle models, longest idle first. A request takes those of any idle model; a hint, or
-another model's KV, only those of models that are idle for `IDLE_S` or not used here, and a hint none of models that a
-hint wakes too. If all are busy, one gives way when `worker.core.turns` says so: its sequences are preempted, their KV
-is saved, and it waits for its next turn.
+in time for its request, unless others wait for memory or requests go elsewhere. Memory for the weights comes from
+unused memory, then from caches, then from the weights of idle models, longest idle first. A request takes those of any
+idle model; a hint, or another model's KV, only those of models that are idle for `IDLE_S` or not used here, and a hint
+none of models that a hint wakes too. If all are busy, one gives way when `worker.core.turns` says so: its sequences are
+preempted, their KV is saved, and it waits for its next turn.
 
 A registered model keeps its engine and its address space; only memory comes and goes. Its cached KV stays on the
 device, as long as nobody needs the memory.
@@ -129,8 +129,9 @@ class Residency:
 
     # ---- what the scheduler says -------------------------------------------------------------------------------
     def expect(self, name: str, expected: Expected) -> None:
-        """A request for the model is expected."""
+        """A request for the model is expected here, whatever `spare` said before."""
         resident = self.models[name]
+        resident.spare_until_s = -math.inf
         resident.expected = sorted([*resident.expected, expected])[:_MOST_EXPECTED]
 
     def spare(self, name: str, until_s: float) -> None:
@@ -173,7 +174,8 @@ class Residency:
         for resident in self.models.values() if self.turns.heeds_hints else ():
             if resident.state is ModelState.COLD and max(self._hint_due_s(resident), resident.retry_s) <= now:
                 until_s = min((each.arrival_s + HOLD_S for each in resident.expected if each.moves), default=0.0)
-                if unserved and until_s <= now:  # it would take what others wait for, and soon give it back
+                # It would take what others wait for, or goes at any need: its weights would soon leave again.
+                if until_s <= now and (unserved or self._is_spare(resident)):
                     continue
                 idle = [each for each in self._idle(IDLE_S) if self._hint_due_s(each) > now]
                 if not self._activate(resident, idle, Why.HINT) and self._may_hold(resident, until_s, idle):
