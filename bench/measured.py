@@ -110,7 +110,7 @@ def measurement(path: str, document: Mapping[str, Any] | None = None, root: Path
         commit.split()[0][:12] if commit else "",
         "commit" not in document,
         commit.endswith("changes"),
-        f"{machine['cores']} cores, {machine['cpu']}" if machine else "",
+        f"{int(machine['cores'])} cores, {machine['cpu']}" if machine else "",
         tuple(changed(then, _now(root), parts_of(path))),
     )
 

@@ -5,11 +5,11 @@
     .venv/bin/python bench/write_figures.py --check    # list what differs, and numbers without a source; also a test
 
 `result()` of a bench's `report.py` returns the Markdown between `<!-- result -->` and `<!-- end of result -->` of its
-README; `bench/report.py` has that of README.md, `bench/evidence.py` that of docs/evidence.md. A bench's result ends with
-when and at which commit it was measured, and whether the measured code has changed since (`bench/measured.py`); so a
-change of that code makes the text wrong until it is measured, or written, again. Numbers from a JSON are `Figure`s, also after arithmetic. Printed, they
-leave marks, which are removed before the text is written. Every other number of a README (a setting, an aim, a
-published figure) must be in `bench/declared.json`.
+README; `bench/report.py` has that of README.md, `bench/evidence.py` that of docs/evidence.md. A bench's result ends
+with the commit that was measured, and whether the measured code has changed since (`bench/measured.py`): a change makes
+the text wrong until it is measured, or written, again. Numbers from a JSON are `Figure`s, also after arithmetic.
+Printed, they leave marks, which are removed before the text is written. Every other number of a README (a setting, an
+aim, a published figure) must be in `bench/declared.json`.
 """
 
 from __future__ import annotations

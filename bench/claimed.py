@@ -1,0 +1,379 @@
+"""The claims of this project that a result decides: what is claimed, the figure, the bound that would refute it, the
+command that measures it again. `docs/evidence.md` is written from this list; `bench/rerun` measures it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from intervals import Estimate, of_medians, of_ratios, of_share
+
+RETURNING, END = "ttft_returning_turns_s", "end_to_end_s"
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """result: under bench/. of: the figure, a ratio or a share. bound: the claim is that the figure is below (`below`)
+    or above it. command: without the output's path, which `bench/rerun` adds as `--out`; minutes: about, on two cores.
+    needs: what a fresh checkout lacks. note: what a reader must know."""
+
+    says: str
+    result: str
+    of: Callable[[Document], Estimate]
+    bound: float
+    command: str
+    minutes: int
+    below: bool = True
+    needs: str = ""
+    note: str = ""
+
+
+def sessions(ours: str, theirs: str) -> Callable[[Document], Estimate]:
+    """Time to the first token of two conditions of bench/returning_session."""
+    return lambda d: of_medians(d["conditions"][ours]["ttft_s"], d["conditions"][theirs]["ttft_s"], "sessions")
+
+
+def arms(ours: str, theirs: str, of: str = RETURNING, at: str = "mean") -> Callable[[Document], Estimate]:
+    """Of bench/pressure: two arms, paired by cell and draw. Simulated draws of one cell share the trace, not its
+    conversations."""
+
+    def estimate(d: Document) -> Estimate:
+        ratios = []
+        for cell in d["cells"].values():
+            other = {run["seed"]: run for run in cell[theirs]}
+            ratios += [run[of][at] / other[run["seed"]][of][at] for run in cell[ours] if run["seed"] in other]
+        return of_ratios(ratios, "pairs of draws")
+
+    return estimate
+
+
+def vllm_arms(ours: str, theirs: str) -> Callable[[Document], Estimate]:
+    """Time to the first token of two arms of bench/vllm returning."""
+    return lambda d: of_medians(d["arms"][ours]["ttft_ms"], d["arms"][theirs]["ttft_ms"], "turns")
+
+
+def repeats(ours: str, theirs: Sequence[str], of: str, load: int = -1) -> Callable[[Document], Estimate]:
+    """Of a comparison: the mean of `of` over that of the best of `theirs` in it, repeat by repeat."""
+
+    def estimate(d: Document) -> Estimate:
+        label = d["points"][load]["label"]
+
+        def runs(name: str) -> dict[float, float]:
+            return {r["repeat"]: r[of]["mean"] for r in d["targets"][name]["points"].get(label, {}).get("runs", [])}
+
+        measured = [name for name in theirs if name in d["targets"] and runs(name)]
+        if not measured:
+            raise ValueError("no peer was measured")
+        best = min(measured, key=lambda name: sum(runs(name).values()) / len(runs(name)))
+        pairs = [value / runs(best)[repeat] for repeat, value in runs(ours).items() if repeat in runs(best)]
+        return of_ratios(pairs, "repeats")
+
+    return estimate
+
+
+def cells(d: Document) -> Estimate:
+    """Of bench/engine: vLLM's time over ours, every pair of every cell."""
+    return of_ratios([ratio for cell in d["cells"].values() for ratio in cell["ratios"]], "pairs")
+
+
+def ladder(d: Document) -> Estimate:
+    """Of bench/needle_ladder: answers as without a cache, in the worst arm that has one; the arms ask the same."""
+    worst = min((arm for name, arm in d["arms"].items() if name != "off"), key=lambda arm: arm["identical"])
+    return of_share(worst["identical"], worst["answers"], "answers")
+
+
+def codec(name: str) -> Callable[[Document], Estimate]:
+    """Of bench/codecs: greedy answers as without a codec, for the worst type of weights; both ask the same."""
+
+    def estimate(d: Document) -> Estimate:
+        worst = min((of[name] for of in d["greedy"].values()), key=lambda of: of["identical_to_raw_rate"])
+        same = round(float(worst["identical_to_raw_rate"] * worst["answers"]))
+        return of_share(same, worst["answers"], "answers")
+
+    return estimate
+
+
+def lent(d: Document) -> Estimate:
+    """Of bench/remap: with lent layers over recomputing, where requests wait for KV memory."""
+    by = {(run["arm"], run["per_s"], run["repeat"]): run["ttft_s"]["mean"] for run in d["loads"]}
+    most = max(float(rate) for _, rate, _ in by)
+    pairs = [(v, by["recompute", rate, n]) for (arm, rate, n), v in by.items() if arm == "remap" and rate == most]
+    return of_ratios([a / b for a, b in pairs], "repeats")
+
+
+_TRACE = "--trace mooncake_conversation.jsonl"
+_PEERS = "--targets upbeat,lmcache-sticky,vllm-sticky --repeats 5"
+_FULL = (
+    f"bench/vllm/run trace {_TRACE} --users 160 --time-scale 6 --seconds 190 --begin-within 80 --warm-up 90 {_PEERS}"
+)
+_OVERLOADED = f"bench/vllm/run trace {_TRACE} --users 64 {_PEERS}"
+_H100 = "bench/returning_session/run --shape 8b --tokens 12000 --lead-s 4 --hbm-gib 34 --dram-gib 8"
+_PRESSURE = f"bench/pressure/run {_TRACE}"
+_MOONCAKE = "the trace mooncake_conversation.jsonl (kvcache-ai/Mooncake)"
+_VLLM = "vLLM's environment (`make vllm`)"
+_RETURNING = "bench/returning_session/run"
+_SIMULATED = (
+    "Simulated: virtual time, the production cores, costs of an A100 with Llama 3.1 8B; three draws, each in every "
+    "cell, so pairs are not independent"
+)
+_HINTED = "Upbeat, the other node's SSD, hinted"
+_WITHOUT = f"{_PRESSURE} --switches"
+
+#: First what each mechanism brings alone, then what all bring, then beside others, then that nothing breaks.
+GROUPS: dict[str, tuple[Claim, ...]] = {
+    "Each mechanism alone": (
+        Claim(
+            "Hints alone: with sticky sessions, the first token of a returning turn comes sooner with hints.",
+            "pressure/result.json",
+            arms("sticky-hints", "sticky"),
+            1.0,
+            _PRESSURE,
+            30,
+            needs=_MOONCAKE,
+            note=_SIMULATED,
+        ),
+        Claim(
+            "Moves alone: without hints, it comes sooner with balanced placement than with sticky sessions.",
+            "pressure/result.json",
+            arms("balanced-no-hints", "sticky"),
+            1.0,
+            _PRESSURE,
+            30,
+            needs=_MOONCAKE,
+            note=_SIMULATED,
+        ),
+        Claim(
+            "Moves, where hints are given: it comes sooner with balanced placement than with sticky sessions.",
+            "pressure/result.json",
+            arms("balanced", "sticky-hints"),
+            1.0,
+            _PRESSURE,
+            30,
+            needs=_MOONCAKE,
+            note=_SIMULATED,
+        ),
+        Claim(
+            "Cooperative HBM management: without it, the first token of a returning turn comes later.",
+            "pressure/result-switches.json",
+            arms("no-cooperative", "balanced"),
+            1.0,
+            _WITHOUT,
+            12,
+            below=False,
+            needs=_MOONCAKE,
+            note=_SIMULATED,
+        ),
+        Claim(
+            "Layer-wise loading: without it, it comes later.",
+            "pressure/result-switches.json",
+            arms("no-layerwise", "balanced"),
+            1.0,
+            _WITHOUT,
+            12,
+            below=False,
+            needs=_MOONCAKE,
+            note=_SIMULATED,
+        ),
+        Claim(
+            "Layer priority, which is off by default: with it, it comes sooner.",
+            "pressure/result-switches.json",
+            arms("layer-priority", "balanced"),
+            1.0,
+            _WITHOUT,
+            12,
+            needs=_MOONCAKE,
+            note=_SIMULATED,
+        ),
+        Claim(
+            "Weights that lend memory: where requests wait for KV memory, the first token comes sooner than "
+            "with recomputing.",
+            "remap/result.json",
+            lent,
+            1.0,
+            "bench/remap/run",
+            30,
+        ),
+    ),
+    "Hints and moves together": (
+        Claim(
+            "With a hint, a session whose cache is on another node's SSD gets its first token at most 1.5 times "
+            "as late as one in HBM.",
+            "returning_session/result.json",
+            sessions("advised", "hbm"),
+            1.5,
+            _RETURNING,
+            8,
+        ),
+        Claim(
+            "With a hint it takes at most an eighth of recomputing.",
+            "returning_session/result.json",
+            sessions("advised", "recompute"),
+            1 / 8,
+            _RETURNING,
+            8,
+        ),
+        Claim(
+            "Without a hint, loading takes at most a quarter of recomputing.",
+            "returning_session/result.json",
+            sessions("unadvised", "recompute"),
+            1 / 4,
+            _RETURNING,
+            8,
+        ),
+        Claim(
+            "Under pressure, a returning turn gets its first token sooner than with sticky sessions.",
+            "pressure/result.json",
+            arms("balanced", "sticky"),
+            1.0,
+            _PRESSURE,
+            30,
+            needs=_MOONCAKE,
+            note=_SIMULATED,
+        ),
+        Claim(
+            "The same on real stacks with slowed disks.",
+            "pressure/result-real.json",
+            arms("balanced", "sticky"),
+            1.0,
+            f"{_PRESSURE} --real",
+            40,
+            needs=f"{_MOONCAKE}; root",
+        ),
+        Claim(
+            "The same, end to end, 95th percentile.",
+            "pressure/result-real.json",
+            arms("balanced", "sticky", END, "p95"),
+            1.0,
+            f"{_PRESSURE} --real",
+            40,
+            needs=f"{_MOONCAKE}; root",
+        ),
+        Claim(
+            "On an H100, with a hint, a session is at most 1.5 times as late as one in HBM.",
+            "gpu/returning.json",
+            sessions("advised", "hbm"),
+            1.5,
+            _H100,
+            10,
+            needs="an NVIDIA GPU",
+        ),
+    ),
+    "Beside others": (
+        Claim(
+            "Over vLLM, a hinted session from another node's SSD gets its first token at most 1.25 times as late "
+            "as from vLLM's own cache.",
+            "vllm/result-returning.json",
+            vllm_arms(_HINTED, "vLLM, its own cache"),
+            1.25,
+            "bench/vllm/run returning",
+            15,
+            needs=_VLLM,
+        ),
+        Claim(
+            "Over vLLM, it is sooner than from LMCache's memory.",
+            "vllm/result-returning.json",
+            vllm_arms(_HINTED, "LMCache, memory"),
+            1.0,
+            "bench/vllm/run returning",
+            15,
+            needs=_VLLM,
+        ),
+        Claim(
+            "Over vLLM under a trace, three times more live KV than memory, nearly full: mean TTFT is below "
+            "the best peer's.",
+            "vllm/result-trace.json",
+            repeats("upbeat", ("vllm-sticky", "lmcache-sticky"), "ttft_s"),
+            1.0,
+            _FULL,
+            90,
+            needs=f"{_VLLM}; {_MOONCAKE}",
+            note="Of vLLM only the step size was searched. `bench/matched` searches more, and compares request by "
+            "request.",
+        ),
+        Claim(
+            "The same, overloaded.",
+            "vllm/result-trace-overload.json",
+            repeats("upbeat", ("vllm-sticky", "lmcache-sticky"), "ttft_s"),
+            1.0,
+            _OVERLOADED,
+            90,
+            needs=f"{_VLLM}; {_MOONCAKE}",
+        ),
+        Claim(
+            "Our own engine beside vLLM, 64 users: mean time end to end is below the best peer's.",
+            "peers/result.json",
+            repeats("upbeat", ("vllm-sticky", "lmcache-sticky"), END),
+            1.0,
+            f"bench/peers/run {_TRACE}",
+            180,
+            needs=f"{_VLLM}; {_MOONCAKE}",
+            note="vLLM ran with its default step of 2,048 tokens, which no search chose, and within 60 s targets "
+            "answered different requests. So this says nothing of vLLM at its best.",
+        ),
+        Claim(
+            "Our CPU engine's tokens/s are above vLLM's, AVX-512 BF16, two threads.",
+            "engine/result.json",
+            cells,
+            1.0,
+            "bench/engine/run --pairs 3",
+            40,
+            below=False,
+            needs=_VLLM,
+        ),
+        Claim(
+            "The same with AMX.",
+            "engine/result-amx.json",
+            cells,
+            1.0,
+            "bench/engine/run --quick --pairs 5",
+            15,
+            below=False,
+            needs=_VLLM,
+            note="Few cells.",
+        ),
+    ),
+    "Nothing breaks": (
+        Claim(
+            "Cached, loaded, evicted and restarted: greedy answers are those without a cache.",
+            "needle_ladder/result.json",
+            ladder,
+            0.995,
+            "bench/needle_ladder/run",
+            15,
+            below=False,
+        ),
+        Claim(
+            "With the codec k16v8, greedy answers are those without a codec.",
+            "codecs/result.json",
+            codec("k16v8"),
+            0.99,
+            "bench/codecs/run",
+            20,
+            below=False,
+        ),
+        Claim(
+            "With the codec fp8, greedy answers are those without a codec.",
+            "codecs/result.json",
+            codec("fp8"),
+            0.99,
+            "bench/codecs/run",
+            20,
+            below=False,
+        ),
+        Claim(
+            "A flood of hints of one tenant costs others less than 10 % of their median time to the first token.",
+            "hint_flood/result.json",
+            lambda d: of_ratios(d["ttft_p50_ratio"]["each"], "pairs"),
+            1.1,
+            "bench/hint_flood/run",
+            10,
+        ),
+    ),
+}
+
+
+def claims() -> list[Claim]:
+    """All, in the order of the document."""
+    return [claim for group in GROUPS.values() for claim in group]
