@@ -33,14 +33,14 @@ PARTS = (
     "loadtest/simulate",
 )
 _SUFFIXES = frozenset((".py", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".toml", ".txt"))
-_TELLING = frozenset(("report.py", "tables.py", "picture.py", "pictures.py", "verdicts.py", "claims.py"))
+_REPORTING = frozenset(("report.py", "tables.py", "picture.py", "pictures.py", "verdicts.py", "claims.py"))
 _SKIPPED = frozenset(("__pycache__", "build", "tests"))
 
 
 def is_source(path: str) -> bool:
     """Whether a change of this file could change a result."""
     name = PurePosixPath(path)
-    if _SKIPPED & set(name.parts[:-1]) or (name.parts[0] == "bench" and name.name in _TELLING):
+    if _SKIPPED & set(name.parts[:-1]) or (name.parts[0] == "bench" and name.name in _REPORTING):
         return False
     return name.suffix in _SUFFIXES or name.name == "run"
 

@@ -1,8 +1,8 @@
 """The targets, and the search for each peer's best settings.
 
 vLLM and LMCache are those of bench/vllm: compiled, bound threads, the fastest type on this processor (float32 where
-bfloat16 would be emulated). `upbeat-vllm` is Upbeat over the same vLLM, so its difference to a peer is Upbeat;
-`upbeat` is our own engine.
+bfloat16 would be emulated). llama.cpp is its own server (`llama`). `upbeat-vllm` is Upbeat over the same vLLM, so its
+difference to a peer is Upbeat; `upbeat` is our own engine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "vllm")]
 
+import llama  # noqa: E402
 import servers  # noqa: E402
-from servers import Setting, target_file  # noqa: E402
+from servers import Setting, target_file, vllm_type  # noqa: E402
 
 from loadtest.compare.settings import TargetFile  # noqa: E402
 
@@ -70,6 +71,7 @@ def applied(s: Setting, choice: Choice) -> Setting:
 PEERS: dict[str, Callable[[Setting, str], dict[str, Any]]] = {
     "vllm": lambda s, balance: servers.bare(s, balance),
     "lmcache": lambda s, balance: servers.lmcache(s, balance, disk=_DISK),
+    "llama": lambda s, balance: llama_server(s, balance),
 }
 #: Ours by name. The native engine has the same KV memory, in its own type.
 OURS: dict[str, Callable[[Setting], dict[str, Any]]] = {
@@ -79,6 +81,20 @@ OURS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "upbeat-sticky": lambda s: native(s, "sticky"),
 }
 DEFAULT_OURS = (FIRST, "upbeat-vllm-unhinted", "upbeat")
+
+
+def llama_server(s: Setting, balance: str) -> dict[str, Any]:
+    """llama.cpp's server, with 16 bits of the kind that this processor multiplies."""
+    return llama.target(
+        s.model,
+        "bfloat16" if vllm_type() == "bfloat16" else "float16",
+        instances=s.instances,
+        kv_tokens=s.kv_tokens,
+        dram_gib=s.dram_gib,
+        batched=s.batched_tokens,
+        slots=s.sequences,
+        balance=balance,
+    )
 
 
 def native(s: Setting, policy: str) -> dict[str, Any]:

@@ -90,8 +90,14 @@ def test_a_work_tree_has_git_s_own_blob_ids(tmp_path: Path) -> None:
     path = tmp_path / "loadtest" / "x.py"
     path.write_bytes("größe = 1\n".encode())
     (mine,) = in_work_tree(tmp_path, ["loadtest/*"]).values()
-    assert mine == subprocess.run(["git", "hash-object", path], capture_output=True, text=True, check=True).stdout.strip()
-    assert is_source("bench/peers/run") and not is_source("bench/peers/report.py") and not is_source("bench/x/result.json")
+    said = subprocess.run(["git", "hash-object", path], capture_output=True, text=True, check=True)
+    assert mine == said.stdout.strip()
+
+
+def test_results_and_what_only_tells_them_are_no_sources() -> None:
+    assert is_source("bench/peers/run") and is_source("worker/kernels/attention.cpp")
+    for path in ("bench/peers/report.py", "bench/peers/result.json", "worker/tests/x.py", "README.md"):
+        assert not is_source(path)
 
 
 def test_a_new_result_has_commit_and_digests_of_every_part() -> None:
