@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from intervals import Estimate, of_medians, of_ratios, of_share
@@ -372,6 +373,22 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
         ),
     ),
 }
+
+
+def other_traces() -> tuple[Claim, ...]:
+    """What hints bring under each other trace that bench/pressure has a result of."""
+    made = []
+    for path in sorted((Path(__file__).parent / "pressure").glob("result-trace-*.json")):
+        name = path.stem.removeprefix("result-trace-")
+        for says, ours in (("Hints alone", "sticky-hints"), ("Hints and moves", "balanced")):
+            text = f"{says}, trace {name}: a returning turn's first token comes sooner than with sticky sessions."
+            of, where = arms(ours, "sticky"), f"pressure/{path.name}"
+            command = f"bench/pressure/run --trace {name}.jsonl"
+            made.append(Claim(text, where, of, 1.0, command, 30, needs=f"the trace {name}.jsonl", note=_SIMULATED))
+    return tuple(made)
+
+
+GROUPS["Other traces"] = other_traces()
 
 
 def claims() -> list[Claim]:

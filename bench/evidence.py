@@ -35,7 +35,7 @@ def result() -> str:
     """All groups: a table of what was found, and a list of where it comes from and what would refute it."""
     found = {claim: figure(claim) for claim in claims()}
     parts, numbered = [_counts(found)], {claim: number for number, claim in enumerate(found, 1)}
-    for title, group in GROUPS.items():
+    for title, group in ((title, group) for title, group in GROUPS.items() if group):
         rows, sources = [], dict[tuple[str, str], list[Claim]]()
         for claim in group:
             of, _ = found[claim]

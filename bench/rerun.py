@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -30,7 +31,6 @@ from rich.table import Table
 from write_figures import ROOT, read
 
 FOLDER = ROOT / ".cache" / "evidence"
-_TRACE = "mooncake_conversation.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,15 @@ def jobs(of: Sequence[Claim], minutes: float, only: str, missing: dict[str, str]
     return made
 
 
-def missing_here(trace: Path | None) -> dict[str, str]:
-    """What claims may need and this machine lacks."""
-    found = {}
-    if trace is None or not trace.is_file():
-        found[_TRACE] = f"UPBEAT_TRACE names no {_TRACE}"
+def traces() -> Path:
+    """The folder of traces: that of UPBEAT_TRACE."""
+    return Path(os.environ.get("UPBEAT_TRACE", ".")).absolute().parent
+
+
+def missing_here(of: Sequence[Claim], folder: Path) -> dict[str, str]:
+    """What claims may need and this machine lacks. folder: of traces."""
+    names = {name for claim in of for name in re.findall(r"--trace (\S+)", claim.command)}
+    found = {name: f"{name} is not beside UPBEAT_TRACE" for name in names if not (folder / name).is_file()}
     if not (ROOT / ".cache" / "vllm" / "bin" / "python").exists():
         found["make vllm"] = "vLLM is not there; `make vllm` installs it"
     if os.geteuid() != 0:
@@ -84,11 +88,12 @@ def missing_here(trace: Path | None) -> dict[str, str]:
     return found
 
 
-def run(job: Job, trace: Path | None, limit_s: float) -> str:
+def run(job: Job, folder: Path, limit_s: float) -> str:
     """Run a job's command; returns what went wrong, empty if it left a result."""
     job.out.parent.mkdir(parents=True, exist_ok=True)
     job.out.unlink(missing_ok=True)
-    words = [str(trace) if word == _TRACE else word for word in shlex.split(job.command)]
+    words = shlex.split(job.command)
+    words = [str(folder / w) if before == "--trace" else w for before, w in zip(["", *words], words, strict=False)]
     with job.out.with_suffix(".log").open("wb") as log:
         try:
             done = subprocess.run(
@@ -119,9 +124,9 @@ def shown(of: Estimate) -> str:
 
 def main() -> int:
     given = arguments()
-    trace = Path(os.environ["UPBEAT_TRACE"]) if "UPBEAT_TRACE" in os.environ else None
+    folder = traces()
     console = Console(width=160, soft_wrap=True, highlight=False)
-    todo = jobs(claims(), given.minutes, given.only, missing_here(trace))
+    todo = jobs(claims(), given.minutes, given.only, missing_here(claims(), folder))
     for job in todo:
         console.print(f"{job.command}: {job.left_out or f'about {job.minutes} minutes'}")
     if given.list:
@@ -130,7 +135,7 @@ def main() -> int:
     contradicted, began_s = False, time.monotonic()
     for job in (job for job in todo if not job.left_out):
         console.print(f"{time.monotonic() - began_s:6.0f} s: {job.command}")
-        wrong = run(job, trace, 60.0 * job.minutes * given.patient)
+        wrong = run(job, folder, 60.0 * job.minutes * given.patient)
         document = {} if wrong else read(job.out)
         for claim in job.claims:
             then, _ = figure(claim)
