@@ -1,109 +1,16 @@
 """The claims of this project that a result decides: what is claimed, the figure, the bound that would refute it, the
-command that measures it again. `docs/evidence.md` is written from this list; `bench/rerun` measures it again."""
+command that measures it again. `docs/evidence.md` is written from this list; `bench/rerun.py` measures it again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from intervals import Estimate, of_medians, of_ratios, of_share
+from claim import END, Claim, Document, arms, cells, codec, ladder, lent, repeats, sessions, vllm_arms
+from intervals import LEAST, Estimate, of_ratios
 
-RETURNING, END = "ttft_returning_turns_s", "end_to_end_s"
-Document = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """result: under bench/. of: the figure, a ratio or a share. bound: the claim is that the figure is below (`below`)
-    or above it. command: without the output's path, which `bench/rerun` adds as `--out`; minutes: about, on two cores.
-    needs: what a fresh checkout lacks. note: what a reader must know."""
-
-    says: str
-    result: str
-    of: Callable[[Document], Estimate]
-    bound: float
-    command: str
-    minutes: int
-    below: bool = True
-    needs: str = ""
-    note: str = ""
-
-
-def sessions(ours: str, theirs: str) -> Callable[[Document], Estimate]:
-    """Time to the first token of two conditions of bench/returning_session."""
-    return lambda d: of_medians(d["conditions"][ours]["ttft_s"], d["conditions"][theirs]["ttft_s"], "sessions")
-
-
-def arms(ours: str, theirs: str, of: str = RETURNING, at: str = "mean") -> Callable[[Document], Estimate]:
-    """Of bench/pressure: two arms, paired by cell and draw. Simulated draws of one cell share the trace, not its
-    conversations."""
-
-    def estimate(d: Document) -> Estimate:
-        ratios = []
-        for cell in d["cells"].values():
-            other = {run["seed"]: run for run in cell[theirs]}
-            ratios += [run[of][at] / other[run["seed"]][of][at] for run in cell[ours] if run["seed"] in other]
-        return of_ratios(ratios, "pairs of draws")
-
-    return estimate
-
-
-def vllm_arms(ours: str, theirs: str) -> Callable[[Document], Estimate]:
-    """Time to the first token of two arms of bench/vllm returning."""
-    return lambda d: of_medians(d["arms"][ours]["ttft_ms"], d["arms"][theirs]["ttft_ms"], "turns")
-
-
-def repeats(ours: str, theirs: Sequence[str], of: str, load: int = -1) -> Callable[[Document], Estimate]:
-    """Of a comparison: the mean of `of` over that of the best of `theirs` in it, repeat by repeat."""
-
-    def estimate(d: Document) -> Estimate:
-        label = d["points"][load]["label"]
-
-        def runs(name: str) -> dict[float, float]:
-            return {r["repeat"]: r[of]["mean"] for r in d["targets"][name]["points"].get(label, {}).get("runs", [])}
-
-        measured = [name for name in theirs if name in d["targets"] and runs(name)]
-        if not measured:
-            raise ValueError("no peer was measured")
-        best = min(measured, key=lambda name: sum(runs(name).values()) / len(runs(name)))
-        pairs = [value / runs(best)[repeat] for repeat, value in runs(ours).items() if repeat in runs(best)]
-        return of_ratios(pairs, "repeats")
-
-    return estimate
-
-
-def cells(d: Document) -> Estimate:
-    """Of bench/engine: vLLM's time over ours, every pair of every cell."""
-    return of_ratios([ratio for cell in d["cells"].values() for ratio in cell["ratios"]], "pairs")
-
-
-def ladder(d: Document) -> Estimate:
-    """Of bench/needle_ladder: answers as without a cache, in the worst arm that has one; the arms ask the same."""
-    worst = min((arm for name, arm in d["arms"].items() if name != "off"), key=lambda arm: arm["identical"])
-    return of_share(worst["identical"], worst["answers"], "answers")
-
-
-def codec(name: str) -> Callable[[Document], Estimate]:
-    """Of bench/codecs: greedy answers as without a codec, for the worst type of weights; both ask the same."""
-
-    def estimate(d: Document) -> Estimate:
-        worst = min((of[name] for of in d["greedy"].values()), key=lambda of: of["identical_to_raw_rate"])
-        same = round(float(worst["identical_to_raw_rate"] * worst["answers"]))
-        return of_share(same, worst["answers"], "answers")
-
-    return estimate
-
-
-def lent(d: Document) -> Estimate:
-    """Of bench/remap: with lent layers over recomputing, where requests wait for KV memory."""
-    by = {(run["arm"], run["per_s"], run["repeat"]): run["ttft_s"]["mean"] for run in d["loads"]}
-    most = max(float(rate) for _, rate, _ in by)
-    pairs = [(v, by["recompute", rate, n]) for (arm, rate, n), v in by.items() if arm == "remap" and rate == most]
-    return of_ratios([a / b for a, b in pairs], "repeats")
-
-
+HERE = Path(__file__).parent
 _TRACE = "--trace mooncake_conversation.jsonl"
 _PEERS = "--targets upbeat,lmcache-sticky,vllm-sticky --repeats 5"
 _FULL = (
@@ -378,7 +285,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
 def other_traces() -> tuple[Claim, ...]:
     """What hints bring under each other trace that bench/pressure has a result of."""
     made = []
-    for path in sorted((Path(__file__).parent / "pressure").glob("result-trace-*.json")):
+    for path in sorted((HERE / "pressure").glob("result-trace-*.json")):
         name = path.stem.removeprefix("result-trace-")
         for says, ours in (("Hints alone", "sticky-hints"), ("Hints and moves", "balanced")):
             text = f"{says}, trace {name}: a returning turn's first token comes sooner than with sticky sessions."
@@ -388,7 +295,45 @@ def other_traces() -> tuple[Claim, ...]:
     return tuple(made)
 
 
+def matched(metric: str, load: str, other: str | None = None) -> Callable[[Document], Estimate]:
+    """Of bench/matched: ours over another target, or over the peer that is best in the figure, at a load."""
+
+    def estimate(d: Document) -> Estimate:
+        of = d["loads"][load]
+        verdict = next(v for v in of["verdicts"] if v["metric"] == metric) if other is None else {"peer": other}
+        against = of["targets"][verdict["peer"]]
+        ratio, enough = against["ours_over_it"][metric], against["repeats"] >= LEAST
+        samples = f"{against['requests']:.0f} requests, {against['repeats']:.0f} repeats"
+        return Estimate(ratio["value"], *ratio["interval"], samples, decides=bool(enough))
+
+    return estimate
+
+
+def matched_requests() -> tuple[Claim, ...]:
+    """Of each load of bench/matched: hints alone, and ours beside the best peer. None without a result."""
+    path = HERE / "matched" / "result.json"
+    if not path.exists():
+        return ()
+    made, unhinted, needs = [], "upbeat-vllm-unhinted", f"{_VLLM}; {_MOONCAKE}"
+
+    def claim(says: str, of: Callable[[Document], Estimate]) -> Claim:
+        return Claim(says, "matched/result.json", of, 1.0, f"bench/matched/run compare {_TRACE}", 300, needs=needs)
+
+    for label, of in json.loads(path.read_text())["loads"].items():
+        rate = f"{of['requests_per_s']:.2g} requests/s"
+        returning = "TTFT of returning turns, mean"
+        if "ours_over_it" in of["targets"].get(unhinted, {}):
+            says = f"Over vLLM, hints alone shorten the mean TTFT of returning turns, {rate}."
+            made.append(claim(says, matched(returning, label, unhinted)))
+        for verdict in of["verdicts"]:
+            if verdict["peer"] is not None:
+                says = f"Over vLLM, {verdict['metric']} is below the best peer's at its best settings, {rate}."
+                made.append(claim(says, matched(verdict["metric"], label)))
+    return tuple(made)
+
+
 GROUPS["Other traces"] = other_traces()
+GROUPS["Matched requests, peers at their best"] = matched_requests()
 
 
 def claims() -> list[Claim]:

@@ -13,7 +13,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from claimed import GROUPS, Claim, claims
+from claim import Claim
+from claimed import GROUPS, claims
 from intervals import Estimate, holds
 from measured import Measurement, measurement
 from write_figures import ROOT, Figure, quoted, read, table

@@ -23,7 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from claimed import Claim, claims
+from claim import Claim
+from claimed import claims
 from evidence import figure
 from intervals import Estimate, holds
 from rich.console import Console

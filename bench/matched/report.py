@@ -52,7 +52,7 @@ def _verdicts(loads: Loads) -> str:
             said = f"{ratio['value']:.2f} ({_range(ratio['interval'], '.2f')})" if ratio else "-"
             word = verdict["verdict"] if verdict["verdict"] == "ahead" else f"**{verdict['verdict']}**"
             rows.append((head(of), verdict["metric"], quoted(f"`{verdict['peer']}`"), said, word))
-    return "Ours over the peer that is best in the figure, with the 95 % interval of matched requests:\n\n" + table(
+    return "Ours over the peer that is best in the figure, with the interval of matched requests:\n\n" + table(
         ("load", "figure", "best peer", "ours over it", ""), rows
     )
 

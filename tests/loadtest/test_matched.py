@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,14 @@ from loadtest.compare.settings import TargetFile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "matched"))
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+import claimed
 import fixed_set
+import intervals
 import matching
 import tuning
+import write_figures
 from matching import CLAIMED, Draws, figures, interval, verdicts
 
 HERE = Path(__file__).parent
@@ -150,3 +156,39 @@ def test_a_comparison_leaves_every_request_of_the_fixed_set(tmp_path: Path) -> N
     assert all(float(line["end_s"]) >= float(line["sent_s"]) and line["error"] == "" for line in lines)
     fixed_set.write_outcomes(path, made)
     assert path.read_bytes() == before
+
+
+def test_a_verdict_is_a_claim_that_its_interval_decides() -> None:
+    of = found(ours=rows(1.0), peer=rows(1.25))
+    document = {"loads": {"x": {"targets": of, "verdicts": verdicts(of, "ours", ["peer"])}}}
+    for ratio in (claimed.matched("TTFT, p95", "x")(document), claimed.matched("TTFT, p95", "x", "peer")(document)):
+        assert ratio == intervals.Estimate(0.8, 0.8, 0.8, "300 requests, 5 repeats", decides=True)
+    few = found(ours=rows(1.0, repeats=4), peer=rows(1.25, repeats=4))
+    document = {"loads": {"x": {"targets": few, "verdicts": verdicts(few, "ours", ["peer"])}}}
+    assert intervals.holds(claimed.matched("TTFT, mean", "x")(document), 1.0, below=True) is None
+
+
+def test_a_readme_tells_values_intervals_verdicts_and_settings_without_a_loose_number(tmp_path: Path) -> None:
+    of = found(ours=rows(1.0), **{"vllm b512 s0 2x sticky": rows(1.25), "broken": rows(1.0)[:-1]})
+    load = {"source": "x.jsonl", "time_scales": [2.5], "length_scale": 0.031, "requests": 60, "sessions": 20, "seed": 1}
+    one = {"requests_per_s": 0.5, "targets": of, "verdicts": verdicts(of, "ours", ["vllm b512 s0 2x sticky", "broken"])}
+    document = {
+        "load": load,
+        "loads": {"times × 2.5": one},
+        "settings": {"repeats": 5},
+        "tuned_on": {"source": "generated", "seed": 7},
+    }
+    best = {"vllm": {CLAIMED[0]: {"batched_tokens": 512, "sequences": 0, "instances": 2, "balance": "sticky"}}}
+    tuned = {"found": {"vllm": [{}, {}]}, "best": best | {"upbeat-vllm": {"batched_tokens": 256}}}
+    for name, data in (("result.json", document), ("tuned.json", tuned)):
+        (tmp_path / name).write_text(json.dumps(data))
+    (tmp_path / "report.py").write_text((HERE.parents[1] / "bench" / "matched" / "report.py").read_text())
+    marked = write_figures.told(tmp_path / "README.md")
+    assert marked is not None
+    text = write_figures.plain(marked)
+    assert write_figures.numbers(write_figures._MARKED.sub(" ", marked)) == []
+    assert "| 0.5 requests/s | end to end, mean | `vllm b512 s0 2x sticky` | 0.80 (0.80 to 0.80) | ahead |" in text
+    assert (
+        "| `broken` | failed |" in text
+        and "lengths × 0.031, times × 2.5, conversations of three turns and more" in text
+    )

@@ -20,6 +20,7 @@ import intervals
 import measured
 import rerun
 import write_figures
+from claim import Claim
 
 from loadtest.report import provenance
 from loadtest.sources import changed, digests, in_commit, in_work_tree, is_source
@@ -120,7 +121,7 @@ def test_a_readme_that_calls_an_older_result_current_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.result}: {claim.says[:30]}")
-def test_a_claim_has_a_figure_a_bound_and_a_command_that_measures_it(claim: claimed.Claim) -> None:
+def test_a_claim_has_a_figure_a_bound_and_a_command_that_measures_it(claim: Claim) -> None:
     of, _ = evidence.figure(claim)
     assert of.low <= of.value <= of.high and re.match(r"\d", of.samples)
     program = ROOT / claim.command.split()[0]
