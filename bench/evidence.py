@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -88,8 +88,6 @@ def _source(numbers: list[int], of: list[Claim], source: Measurement) -> str:
 
 def draw() -> str:
     """A picture of all ratios with their intervals, on a logarithmic axis, and the bounds."""
-    import math
-
     found = [(claim, *figure(claim)) for claim in claims()]
     rows = [(number, c, of) for number, (c, of, _) in enumerate(found, 1) if not of.samples.endswith("answers")]
     low = min(min(of.low, c.bound) for _, c, of in rows)
@@ -116,11 +114,6 @@ def draw() -> str:
         lines.append(f'<path d="M{x(of.low):.1f} {y}H{x(of.high):.1f}" stroke="{colour}" stroke-width="2"{dash}/>')
         lines.append(f'<circle cx="{x(of.value):.1f}" cy="{y}" r="4" fill="{colour}"/>')
     return "\n".join([*lines, "</svg>", ""])
-
-
-def compared(claim: Claim, now: Mapping[str, Any]) -> tuple[Estimate, Estimate]:
-    """The committed figure and that of a document measured now."""
-    return figure(claim)[0], claim.of(now)
 
 
 if __name__ == "__main__":
