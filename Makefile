@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client proxy hooks-test web api-page recipes figures lint types arrows proto format clean dashboards metrics-table lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
+.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client proxy hooks-test web api-page recipes figures evidence lint types arrows proto format clean dashboards metrics-table lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -168,8 +168,12 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 	test -x .cache/gradio/bin/python || $(PYTHON) -m venv .cache/gradio
 	.cache/gradio/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/recipes/gradio.txt
 
-figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
+figures: $(VENV)/.tests ## write the figures of README.md, docs/evidence.md and bench/*/README.md again, from the JSON beside them
 	$(BIN)/python bench/write_figures.py
+	$(BIN)/python bench/evidence.py
+
+evidence: $(VENV)/.tests ## measure the claims of docs/evidence.md again, as far as an hour goes (ARGS="--minutes 20")
+	$(BIN)/python bench/rerun.py $(ARGS)
 
 metrics-table: $(VENV)/.tests ## write docs/metrics.md again, from the code
 	$(BIN)/python -m deploy.monitoring.metrics_table

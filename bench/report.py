@@ -1,4 +1,5 @@
-"""The figures at the top of README.md, from the benches' JSON: a headline, and measurements of a sentence or two each.
+"""The figures at the top of README.md, from the benches' JSON: a headline, what each mechanism brings, and then
+comparisons with others; a sentence or two each, with the day of the measurement.
 
 `write_figures.py` writes list items without wrapping them, so lines are broken here, at 120 columns or less.
 """
@@ -9,12 +10,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from write_figures import ROOT, read, stretch
+from write_figures import ROOT, Figure, quoted, read, stretch
 
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH / "peers"))
 
+from claimed import claims  # noqa: E402
 from claims import E2E, OURS, curve  # noqa: E402
+from evidence import figure  # noqa: E402
+from measured import measurement  # noqa: E402
 
 
 def headline() -> str:
@@ -28,7 +32,37 @@ def headline() -> str:
         f"{ttft_s['advised']:.2f} s after a hint.**\n\n"
         f"- Without a hint, from the other node's SSD: {ttft_s['unadvised']:.2f} s. With everything already in HBM: "
         f"{ttft_s['hbm']:.2f} s\n"
-        "  (131 M parameters, two CPU cores, hint two seconds ahead; `bench/returning_session/run`)."
+        "  (131 M parameters, two CPU cores, hint two seconds ahead; `bench/returning_session/run`,\n"
+        f"  {day('returning_session/result.json')})."
+    )
+
+
+def mechanisms() -> str:
+    """What hints, moves and cooperation bring alone under pressure, simulated, and both together for real."""
+    found = {claim.says.split(":")[0]: figure(claim)[0] for claim in claims() if claim.result.startswith("pressure/")}
+    real = read(BENCH / "pressure" / "result-real.json")
+    both = [
+        run["ttft_returning_turns_s"]["mean"] / other["ttft_returning_turns_s"]["mean"]
+        for cell in real["cells"].values()
+        for run in cell["balanced"]
+        for other in cell["sticky"]
+        if other["seed"] == run["seed"]
+    ]
+
+    moves = [found[name] for name in ("Moves alone", "Moves, where hints are given")]
+    undecided = ", so they show nothing" if all(of.low < 1 < of.high for of in moves) else ""
+
+    def times(name: str) -> str:
+        of = found[name]
+        return f"{Figure(of.value):.2f} ({Figure(of.low):.2f} to {Figure(of.high):.2f})"
+
+    return (
+        "- **What each mechanism brings**, simulated with little memory and much load, time to the first token of\n"
+        f"  a returning turn, with its interval: hints {times('Hints alone')} of the time without them;\n"
+        f"  moves {times('Moves alone')} without hints, {times('Moves, where hints are given')} with them{undecided};\n"
+        f"  without cooperative HBM management {times('Cooperative HBM management')} times. On real\n"
+        f"  stacks, hints and moves together: {stretch(sorted(both), '.2f')}, in {Figure(len(both)):.0f} draws "
+        f"(`bench/pressure/run`, {day('pressure/result.json')})."
     )
 
 
@@ -42,7 +76,7 @@ def policies() -> str:
         f"  {_scaled(load['length_scale'], load['time_scale'])},\n"
         f"  returning turns get their first token after {mean_s['balanced']:.3f} s in the mean; with sticky sessions "
         f"after {mean_s['sticky']:.3f} s,\n  recomputed after {mean_s['recompute']:.3f} s "
-        "(`bench/policies/run --trace FILE`)."
+        f"(`bench/policies/run --trace FILE`, {day('policies/result.json')})."
     )
 
 
@@ -64,13 +98,14 @@ def peers() -> str:
         if "64" in of["targets"]["upbeat"] and "64" in of["targets"].get("vllm-sticky", {})
     )
     return (
-        "- **Beside vLLM and LMCache:** with 8, 16, 32 and 64 users of\n"
+        "- **Our engine beside vLLM and LMCache**, whose settings no search chose (vLLM's default step), so not at\n"
+        "  their best: with 8, 16, 32 and 64 users of\n"
         f"  {_scaled(found['workload']['found']['length_scale'], found['workload']['time_scales'][0])}, on two nodes,\n"
         f"  a turn takes {_seconds([curves['upbeat'][n] for n in users])} end to end in the mean; with vLLM or "
         f"vLLM over LMCache,\n  whichever is best, {_seconds(best_peer)};\n"
         f"  but at 64 users our p99 time to first token is {p99_s['upbeat']} s, vLLM's {p99_s['vllm-sticky']} s, and "
         f"in one earlier run our mean\n  time end to end was {100 * behind:.0f} % above vLLM's "
-        "(`bench/peers/run --trace FILE`)."
+        f"(`bench/peers/run --trace FILE`, {day('peers/result.json')})."
     )
 
 
@@ -92,23 +127,37 @@ def vllm() -> str:
         f"{ms['vLLM, its own cache']:.0f}, LMCache's memory {ms['LMCache, memory']:.0f}, recomputed "
         f"{ms['vLLM, recomputed']:,.0f}. Under a trace,\n  two nodes with three times more live KV than memory, "
         f"nearly full and overloaded: {mean_s['upbeat']} in the mean;\n  LMCache {mean_s['lmcache-sticky']}, "
-        f"vLLM {mean_s['vllm-sticky']} (`bench/vllm/run`)."
+        f"vLLM {mean_s['vllm-sticky']} (`bench/vllm/run`, {day('vllm/result-trace.json')})."
     )
 
 
 def engine() -> str:
     """Tokens per second of the CPU engine over those of vLLM's CPU build."""
-    two, avx2, amx = (read(BENCH / "engine" / f"result{name}.json") for name in ("", "-avx2", "-amx"))
+    found = read(BENCH / "engine" / "result.json")
     return (
-        f"- **CPU engine:** its tokens/s are {_ratio(two)} those of vLLM's CPU build with two\n"
-        f"  threads and AVX-512 BF16; in quick looks (few cells) {_ratio(avx2)} on AVX2, where vLLM\n"
-        f"  computes in float32, and {_ratio(amx)} on AMX. Ratios are geometric means over cells:\n"
-        "  prompt lengths, or batch sizes and contexts (`bench/engine/run`)."
+        f"- **CPU engine:** its tokens/s are {_ratio(found)} those of vLLM's CPU build with two\n"
+        "  threads and AVX-512 BF16, a geometric mean over cells: prompt lengths, or batch sizes and contexts\n"
+        f"  (`bench/engine/run`, {day('engine/result.json')}; on other processors there were only quick looks)."
+    )
+
+
+def evidence() -> str:
+    """Where a reader finds intervals, commits and verdicts."""
+    sources = {path: measurement(path) for path in (f"bench/{claim.result}" for claim in claims())}
+    old = sum(not source.current for source in sources.values())
+    return (
+        "- **Every claim**, with interval, commit, machine and what would refute it: [docs/evidence.md](docs/evidence.md).\n"
+        f"  Of its {Figure(len(sources)):.0f} results, {Figure(old):.0f} were measured on older code than this."
     )
 
 
 def result() -> str:
-    return "\n".join((headline(), policies(), vllm(), peers(), engine()))
+    return "\n".join((headline(), mechanisms(), policies(), vllm(), peers(), engine(), evidence()))
+
+
+def day(result: str) -> str:
+    """When a result under bench/ was measured."""
+    return quoted(measurement(f"bench/{result}").date)
 
 
 def _scaled(length_scale: Any, time_scale: Any) -> str:

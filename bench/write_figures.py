@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""The figures in README.md and bench/*/README.md, from the JSON beside them.
+"""The figures in README.md, docs/evidence.md and bench/*/README.md, from the JSON beside them.
 
     .venv/bin/python bench/write_figures.py            # rewrite the results in every README (`make figures`)
     .venv/bin/python bench/write_figures.py --check    # list what differs, and numbers without a source; also a test
 
 `result()` of a bench's `report.py` returns the Markdown between `<!-- result -->` and `<!-- end of result -->` of its
-README; `bench/report.py` has that of README.md. Numbers from a JSON are `Figure`s, also after arithmetic. Printed, they
-leave marks, which are removed before the text is written. Every other number of a README (a setting, an aim, a
-published figure) must be in `bench/declared.json`.
+README; `bench/report.py` has that of README.md, `bench/evidence.py` that of docs/evidence.md. A bench's result ends
+with the commit that was measured, and whether the measured code has changed since (`bench/measured.py`): a change makes
+the text wrong until it is measured, or written, again. Numbers from a JSON are `Figure`s, also after arithmetic.
+Printed, they leave marks, which are removed before the text is written. Every other number of a README (a setting, an
+aim, a published figure) must be in `bench/declared.json`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARED = ROOT / "bench" / "declared.json"
+#: Documents whose result is told elsewhere than in a `report.py` beside them.
+_ELSEWHERE = {
+    ROOT / "README.md": ROOT / "bench" / "report.py",
+    ROOT / "docs" / "evidence.md": ROOT / "bench" / "evidence.py",
+}
 _WIDTH = 140
 BEGIN, END = "<!-- result -->", "<!-- end of result -->"
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -75,13 +82,33 @@ def stretch(values: Sequence[float], spec: str) -> str:
 
 
 def readmes() -> list[Path]:
-    """README.md and every bench's README."""
-    return [ROOT / "README.md", *sorted(ROOT.glob("bench/*/README.md"))]
+    """README.md, docs/evidence.md and every bench's README."""
+    return [*_ELSEWHERE, *sorted(ROOT.glob("bench/*/README.md"))]
+
+
+def origin(readme: Path) -> str:
+    """When, on which code and where the results beside a bench's README were measured; empty for another folder."""
+    from measured import measurement, results
+
+    if readme.parent.parent != ROOT / "bench":
+        return ""
+    folder = readme.parent.relative_to(ROOT).as_posix()
+    files: dict[tuple[str, str, str, str], list[str]] = {}
+    for path in (path for path in results() if path.startswith(f"{folder}/")):
+        of = measurement(path)
+        code = "its code has changed since" if of.changed else "its code is unchanged"
+        said = f"{'not later than ' if of.brought else ''}`{of.commit}`{', with changes' if of.touched else ''}"
+        files.setdefault((of.date, said, of.machine, code), []).append(path.removeprefix(f"{folder}/"))
+    told = []
+    for (date, said, machine, code), names in sorted(files.items()):
+        which = f"`{names[0]}`" if len(names) == 1 else f"`{names[0]}` to `{names[-1]}`"
+        told.append(f"{which} on {date}, {said}{f', on {quoted(machine)}' if machine else ''}: {code}")
+    return f"Measured: {'; '.join(told)}." if told else ""
 
 
 def told(readme: Path) -> str | None:
     """The result of this README with marks; None if it has no report.py."""
-    path = readme.with_name("report.py") if readme.parent != ROOT else ROOT / "bench" / "report.py"
+    path = _ELSEWHERE.get(readme) or readme.with_name("report.py")
     if not path.exists():
         return None
     spec = importlib.util.spec_from_file_location(f"told_{readme.parent.name}", path)
@@ -90,7 +117,7 @@ def told(readme: Path) -> str | None:
     before, sys.path[:0] = list(sys.path), [str(path.parent), str(ROOT), str(ROOT / "bench")]
     try:
         spec.loader.exec_module(module)
-        return str(module.result()).strip()
+        return f"{str(module.result()).strip()}\n\n{origin(readme)}".strip()
     finally:
         sys.path[:] = before
 

@@ -2,6 +2,7 @@
 
 - round-robin: in turn.
 - sticky: a session stays at the endpoint of its first request; first requests go in turn.
+- sticky-least-busy: the same, but first requests go to the least busy endpoint.
 - least-busy: the endpoint with the fewest requests in flight, the lowest number among equals.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Balance = Literal["round-robin", "sticky", "least-busy"]
+Balance = Literal["round-robin", "sticky", "sticky-least-busy", "least-busy"]
 
 
 @dataclass(slots=True)
@@ -31,10 +32,10 @@ class Balancer:
 
     def pick(self, session_id: str) -> int:
         """The endpoint for this session's next request; counts it as in flight."""
-        if self.balance == "least-busy":
-            chosen = self.busy.index(min(self.busy))
-        elif self.balance == "sticky" and session_id in self._home:
+        if self.balance.startswith("sticky") and session_id in self._home:
             chosen = self._home[session_id]
+        elif self.balance.endswith("least-busy"):
+            chosen = self._home[session_id] = self.busy.index(min(self.busy))
         else:
             chosen = self._home[session_id] = self._next
             self._next = (self._next + 1) % self.count

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 from rich.table import Table
 
+from loadtest.sources import ROOT, sources
 from runtime.profile_files import processor
 
 _PACKAGES = ("upbeat-server", "aiohttp", "torch", "numpy", "grpcio")
@@ -40,9 +42,11 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 def provenance() -> dict[str, Any]:
-    """Date, machine and versions, for every document of results."""
+    """Date, commit, digests of the sources, machine and versions, for every document of results."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(ROOT),
+        "sources": sources(),
         "machine": {
             "cpu": processor(),
             "cores": len(os.sched_getaffinity(0)),
@@ -56,6 +60,8 @@ def provenance() -> dict[str, Any]:
 
 def commit(root: Path) -> str:
     """The commit that is checked out at `root`, and whether files differ from it; empty outside of a repository."""
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return ""
     git = ["git", "-C", str(root)]
     said = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)

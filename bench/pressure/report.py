@@ -9,6 +9,9 @@ from write_figures import Figure, quoted, read, table
 
 ARMS = ("sticky", "sticky-hints", "balanced-no-hints", "balanced")
 RETURNING, ALL, END = "ttft_returning_turns_s", "ttft_s", "end_to_end_s"
+#: Draws that decide something.
+ENOUGH = 5
+FIGURES = tuple((of, at) for of in (RETURNING, ALL, END) for at in ("mean", "p95"))
 COLUMNS = ("returning, mean", "returning, p95", "all turns, mean", "all, p95", "end to end, mean", "end to end, p95")
 
 
@@ -49,10 +52,9 @@ def seconds(cells: Any) -> str:
 
 def beside(cells: Any) -> str:
     """A table of `balanced` over `sticky`, by cell."""
-    pairs = [(of, at) for of in (RETURNING, ALL, END) for at in ("mean", "p95")]
     rows = []
     for name, arms in cells.items():
-        rows.append([quoted(name), *(spread(ratios(arms["balanced"], arms["sticky"], of, at)) for of, at in pairs)])
+        rows.append([quoted(name), *(spread(ratios(arms["balanced"], arms["sticky"], of, at)) for of, at in FIGURES)])
     return table(("", *COLUMNS), rows)
 
 
@@ -99,6 +101,8 @@ def switches() -> str:
 def real() -> str:
     found = document("result-real.json")
     settings, cells = found["settings"], found["cells"]
+    draws = min(len(arms["balanced"]) for arms in cells.values())
+    enough, draws = draws >= ENOUGH, Figure(draws)
     return f"""
 ### For real
 
@@ -111,9 +115,47 @@ def real() -> str:
 
 {beside(cells)}
 
-In both draws `balanced` wins in returning turns, mean and p95, and loses in the p95 end to end; the
-cause is unknown, and two draws are few.
+{always(cells)} {"" if enough else f"{draws:.0f} draws are too few to decide: five are wanted."}
 """
+
+
+def always(cells: Any) -> str:
+    """In which figures `balanced` is ahead, and behind, of `sticky` with every draw of every cell."""
+    ahead, behind = [], []
+    for name, (of, at) in zip(COLUMNS, FIGURES, strict=True):
+        each = [ratio for arms in cells.values() for ratio in ratios(arms["balanced"], arms["sticky"], of, at)]
+        if max(each) < 1:
+            ahead.append(name)
+        elif min(each) > 1:
+            behind.append(name)
+    said = [f"{word} in {'; '.join(names)}" for word, names in (("ahead", ahead), ("behind", behind)) if names]
+    return (
+        f"With every draw `balanced` is {', and '.join(said)}."
+        if said
+        else "With every draw it is neither ahead nor behind in any of these."
+    )
+
+
+def other_traces() -> str:
+    """The simulated arms under other traces: a file `result-trace-NAME.json` each."""
+    parts = []
+    for path in sorted(Path(__file__).parent.glob("result-trace-*.json")):
+        found = read(path)
+        parts.append(f"""
+### Another trace: {quoted(f"`{found['settings']['trace']}`")}
+
+{found["settings"]["conversations"]:.0f} conversations, lengths × {found["settings"]["length_scale"]}, {found["settings"]["seeds"]:.0f} seeds,
+{quoted(str(found["date"])[:10])} (`{path.name}`). TTFT of returning turns, mean / p95, s:
+
+{seconds(found["cells"])}
+
+`balanced` ÷ `sticky`:
+
+{beside(found["cells"])}
+
+{always(found["cells"])}
+""")
+    return "".join(parts)
 
 
 def imperfect() -> str:
@@ -188,4 +230,4 @@ PARTS = {
 
 
 def result() -> str:
-    return "".join(part() for name, part in PARTS.items() if Path(__file__).with_name(name).exists())
+    return "".join(part() for name, part in PARTS.items() if Path(__file__).with_name(name).exists()) + other_traces()

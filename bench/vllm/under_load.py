@@ -162,7 +162,7 @@ def compare(
     """Measure every target, in turns. kept: file of results so far, read with --resume."""
     load = read_workload(section)
     targets = [target_file(name, TARGETS[name](setting)) for name in names]
-    before = _earlier(kept, targets, load, given.repeats) if kept and given.resume else None
+    before = earlier(kept, targets, load, given.repeats) if kept and given.resume else None
     if kept and before is None:
         kept.unlink(missing_ok=True)
     made = watched(
@@ -172,7 +172,7 @@ def compare(
         console,
         dict.fromkeys(names, servers.FOLDER),
         before=before,
-        kept=(lambda made: _keep(kept, made)) if kept else (lambda _: None),
+        kept=(lambda made: keep(kept, made)) if kept else (lambda _: None),
         seconds=60 * given.minutes if given.minutes else math.inf,
     )
     document = without_outcomes(made.document()) | servers.described()
@@ -214,7 +214,7 @@ def portable(document: Any) -> Any:
     return document
 
 
-def _earlier(kept: Path, targets: list[TargetFile], load: Workload, repeats: int) -> Comparison | None:
+def earlier(kept: Path, targets: list[TargetFile], load: Workload, repeats: int) -> Comparison | None:
     """Results of an earlier run of this comparison, without those of targets that have changed. Raises ValueError if
     they are of another load."""
     if not kept.exists():
@@ -229,7 +229,7 @@ def _earlier(kept: Path, targets: list[TargetFile], load: Workload, repeats: int
     return made
 
 
-def _keep(kept: Path, made: Comparison) -> None:
+def keep(kept: Path, made: Comparison) -> None:
     """Save results for --resume. Keeps those of targets that are not in this run."""
     workload = made.workload.section.model_dump(mode="json")
     old = json.loads(kept.read_text()) if kept.exists() else {}

@@ -185,7 +185,7 @@ def _asked(pid: int) -> bool:
         ({"start": [{"name": "x", "command": ["true"]}]}, "no process of start has serves"),
         (
             {"url": "http://x", "balance": "random"},
-            "balance = 'random': Input should be 'round-robin', 'sticky' or 'least-busy'",
+            "balance = 'random': Input should be 'round-robin', 'sticky', 'sticky-least-busy' or 'least-busy'",
         ),
         ({"url": "http://x", "workload": {"loop": "closed", "trace": "t"}}, "users are given with loop: closed"),
         (

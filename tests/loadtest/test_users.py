@@ -168,6 +168,14 @@ def test_a_balancer_counts_what_is_under_way() -> None:
         Balancer(0)
 
 
+def test_sticky_sessions_may_begin_where_least_is_under_way() -> None:
+    balancer = Balancer(3, "sticky-least-busy")
+    assert [balancer.pick("a"), balancer.pick("b"), balancer.pick("a")] == [0, 1, 0]
+    balancer.done(1)
+    assert [balancer.pick("c"), balancer.pick("b"), balancer.pick("d")] == [1, 1, 2]
+    assert balancer.busy == [2, 2, 1]
+
+
 def test_habits_are_drawn_apart_from_each_other() -> None:
     sessions = [talk(f"s{i}", turns=4) for i in range(100)]
     none = with_habits(sessions, Habits(), 1)

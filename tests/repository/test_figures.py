@@ -18,7 +18,7 @@ import write_figures
 ROOT = write_figures.ROOT
 DECLARED = json.loads(write_figures.DECLARED.read_text())
 READMES = {path.relative_to(ROOT).as_posix(): path for path in write_figures.readmes()}
-BENCHES = [name for name in READMES if name != "README.md"]
+BENCHES = [name for name in READMES if name.startswith("bench/")]
 TRACED = ROOT / "bench" / "policies" / "README.md"
 
 
