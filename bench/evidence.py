@@ -57,7 +57,7 @@ def _counts(found: Mapping[Claim, tuple[Estimate, Measurement]]) -> str:
     old = [source for _, source in found.values() if not source.current]
     count = {name: Figure(said.count(value)) for name, value in (("hold", True), ("refuted", False), ("open", None))}
     return (
-        f"Of {Figure(len(said)):.0f} claims, {count['hold']:.0f} hold, {count['refuted']:.0f} are refuted, and "
+        f"Of {Figure(len(said)):.0f} claims, {count['hold']:.0f} hold, {count['refuted']:.0f} refuted, and "
         f"{count['open']:.0f} are not decided by what was measured. For {Figure(len(old)):.0f} of them the measured "
         "code has changed since: those say what was true of the commit that they name."
     )
