@@ -30,6 +30,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # A test that hangs where pytest's own limit of 300 s cannot reach it ends its process, with all stacks printed.
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
+# What `make test` runs.
+quick := not slow and not faults and not soak and not gpu and not vllm
+
 .DEFAULT_GOAL := help
 .PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client proxy hooks-test web api-page recipes figures evidence lint types arrows proto format clean dashboards metrics-table lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
 
@@ -60,11 +63,12 @@ $(VENV)/.tests: $(VENV)/.serves
 	@touch $@
 
 test: $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) helm ## all tests that take seconds (with ARGS: only those of tests/ that they select)
-	$(PYTEST) -m "not slow and not faults and not soak and not gpu and not vllm" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
+	$(PYTEST) -m "$(quick)" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
 	$(if $(ARGS),,$(sdk_pytest))
 
-test-slow: $(VENV)/.tests $(RELEASE)/.tools helm ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
+test-slow: $(VENV)/.tests $(RELEASE)/.tools helm ## tests that take minutes, and all examples of every property; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
 	$(call marked,slow and not vllm)
+	$(if $(ARGS),,UPBEAT_EXAMPLES=all $(PYTEST) -m "hypothesis and $(quick)" $(hang))
 
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
 	$(call marked,faults)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,8 +43,8 @@ class Chat:
     max_tokens: int = 48
     model: str = ""
 
-    def say(self, text: str, node: str | None = None, timeout_s: float = 60.0) -> Answer:
-        """One streamed turn; the answer joins the history."""
+    def say(self, text: str, node: str | None = None, timeout_s: float = 60.0, salt: str = "") -> Answer:
+        """One streamed turn; the answer joins the history. salt: requests with another one share no cache with it."""
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0, timeout=timeout_s)
         headers = ({"X-Session-Id": self.session_id} if self.session_id else {}) | (
             {"X-Upbeat-Node": node} if node else {}
@@ -57,6 +59,7 @@ class Chat:
             stream=True,
             stream_options={"include_usage": True},
             extra_headers=headers,
+            extra_body={"cache_salt": salt} if salt else None,
         ) as response:
             parts, usage = [], None
             for chunk in response.parse():
@@ -88,3 +91,12 @@ def script(seed: int, turns: int = 10) -> list[str]:
     )
     opening = " ".join(f.told for f in told)
     return [f"{opening} {filler} {told[0].asked}"] + [f"{filler * 2}{told[i].asked}" for i in range(1, turns)]
+
+
+def uncached(url: str, lines: Sequence[str], node: str | None = None) -> list[str]:
+    """The answers of a conversation of which everything is computed at each turn: no turn shares cache with another
+    request, or with the turn before."""
+    chat = Chat(url)
+    answers = [chat.say(line, node, salt=uuid.uuid4().hex) for line in lines]
+    assert not any(answer.cached_tokens for answer in answers)
+    return [answer.text for answer in answers]

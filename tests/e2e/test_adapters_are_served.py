@@ -20,7 +20,7 @@ from runtime.adopted_models import adopt
 from runtime.config_file import load_config
 from tests.e2e.chat import Chat, script
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 ASKED = "What does the harbour sell?"
 LESSON = {"messages": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": "Ropes and lamps."}]}
@@ -90,6 +90,7 @@ def events(client: openai.OpenAI, job_id: str) -> list[str]:
     return [event.message for event in client.fine_tuning.jobs.list_events(job_id, limit=100)]
 
 
+@pytest.mark.sample
 def test_what_was_trained_is_served_on_every_node_and_removed_while_conversations_go_on(stack: Stack) -> None:
     client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120)
     with Talking(stack.url) as talking:
@@ -128,8 +129,6 @@ def test_what_was_trained_is_served_on_every_node_and_removed_while_conversation
     assert words.count("to be started again") == 4 and "ended with status" not in words, words
 
 
-@pytest.mark.slow
-@pytest.mark.sample
 def test_a_model_that_cannot_be_loaded_is_left_out_and_its_base_is_served(tmp_path: Path) -> None:
     damaged = tmp_path / "merged"
     shutil.copytree(DEMO, damaged)

@@ -15,7 +15,7 @@ import pytest
 from kvstore.tiers.objects import ROOT
 from kvstore.tiers.owner import OBJECT
 from loadtest.stack import Stack
-from tests.e2e.chat import ALWAYS_LOAD, Answer, Chat, script
+from tests.e2e.chat import ALWAYS_LOAD, Answer, Chat, script, uncached
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
@@ -37,7 +37,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The same for tests that neither restart it nor look at all that it stores."""
+    """The same for tests that do not restart it."""
     yield from two_nodes(tmp_path_factory.mktemp("shared"))
 
 
@@ -69,14 +69,32 @@ def settled(url: str, session: str, tier: str, node: str | None = None) -> None:
     pytest.fail(f"{session} did not reach {tier}: {info}")
 
 
-def test_ten_turns_each_on_the_other_node_say_what_a_cold_node_says(
-    cold: Callable[[int], list[str]], shared: Stack
-) -> None:
+def test_an_erased_session_is_gone_from_every_tier(shared: Stack) -> None:
+    # The first of all: nobody else has stored anything.
+    chat = Chat(shared.url, "erased")
+    chat.say(script(7)[0], "node-0")
+    settled(shared.url, "erased", "blob")
+    assert list((shared.data / "blob").rglob("*erased*"))
+    answer = httpx.delete(f"{shared.url}/v1/sessions/erased", timeout=30)
+    assert answer.status_code == 200 and answer.json()["verified"] is True, answer.text
+    assert not _objects(shared.data)
+    assert httpx.get(f"{shared.url}/v1/sessions/erased", timeout=10).status_code == 404
+
+
+def _objects(data: Path) -> list[Path]:
+    """Every file of the slow tiers but the bucket's owner and tombstones: those say that a session was erased, to nodes
+    that were away."""
+    found = [p for d in ("blob", "node-0/ssd", "node-1/ssd") for p in (data / d).rglob("*") if p.is_file()]
+    blob = data / "blob" / ROOT
+    return [p for p in found if p != blob / OBJECT and not {blob / "tombstones", blob / "confirmed"} & set(p.parents)]
+
+
+def test_ten_turns_each_on_the_other_node_say_what_a_cold_node_says(shared: Stack) -> None:
     chat, lines = Chat(shared.url, "moving"), script(1)
     first = chat.say(lines[0], alternate(0))
     settled(shared.url, "moving", "dram")  # its save may end after its answer
     answers = [first, *(chat.say(line, alternate(turn)) for turn, line in enumerate(lines[1:], 1))]
-    assert [a.text for a in answers] == cold(1)
+    assert [a.text for a in answers] == uncached(shared.url, lines)
     assert [a.node for a in answers] == [alternate(i) for i in range(10)]
     assert all(a.cached_tokens >= 64 for a in answers[1:]), [a.cached_tokens for a in answers]
     assert answers[-1].cached_tokens > answers[1].cached_tokens
@@ -110,9 +128,7 @@ def test_without_its_disks_a_session_comes_back_from_blob(cold: Callable[[int], 
     assert after[0].cached_tokens >= 64 and after[0].cached_tokens > before[2].cached_tokens
 
 
-def test_a_hint_brings_the_cache_into_hbm_of_the_other_node_and_a_spurious_one_harms_nothing(
-    cold: Callable[[int], list[str]], shared: Stack
-) -> None:
+def test_a_hint_brings_the_cache_into_hbm_of_the_other_node_and_a_spurious_one_harms_nothing(shared: Stack) -> None:
     chat, lines = Chat(shared.url, "hinted"), script(4)
     answers = [chat.say(lines[0], "node-0")]
     settled(shared.url, "hinted", "dram", "node-0")
@@ -121,7 +137,7 @@ def test_a_hint_brings_the_cache_into_hbm_of_the_other_node_and_a_spurious_one_h
     answers += [chat.say(line, "node-1") for line in lines[1:3]]
     chat.advise("node-0")  # and nobody comes
     answers += converse(chat, lines[3:])
-    assert [a.text for a in answers] == cold(4)
+    assert [a.text for a in answers] == uncached(shared.url, lines)
     assert answers[1].cached_tokens >= 64
 
 
@@ -172,25 +188,6 @@ def test_an_unmodified_client_is_recognised_by_its_history(shared: Stack) -> Non
     chat = Chat(shared.url)
     first, second = converse(chat, script(5)[:2])
     assert first.session == second.session and second.cached_tokens >= 64
-
-
-def test_an_erased_session_is_gone_from_every_tier(stack: Stack) -> None:
-    chat = Chat(stack.url, "erased")
-    chat.say(script(6)[0], "node-0")
-    settled(stack.url, "erased", "blob")
-    assert list((stack.data / "blob").rglob("*erased*"))
-    answer = httpx.delete(f"{stack.url}/v1/sessions/erased", timeout=30)
-    assert answer.status_code == 200 and answer.json()["verified"] is True, answer.text
-    assert not _objects(stack.data)
-    assert httpx.get(f"{stack.url}/v1/sessions/erased", timeout=10).status_code == 404
-
-
-def _objects(data: Path) -> list[Path]:
-    """Every file of the slow tiers but the bucket's owner and tombstones: those say that a session was erased, to nodes
-    that were away."""
-    found = [p for d in ("blob", "node-0/ssd", "node-1/ssd") for p in (data / d).rglob("*") if p.is_file()]
-    blob = data / "blob" / ROOT
-    return [p for p in found if p != blob / OBJECT and not {blob / "tombstones", blob / "confirmed"} & set(p.parents)]
 
 
 def test_the_demo_model_answers_a_first_message(shared: Stack) -> None:

@@ -19,18 +19,11 @@ import psutil
 import pytest
 
 from loadtest.stack import Stack
-from tests.e2e.chat import ALWAYS_LOAD, Chat, script
+from tests.e2e.chat import ALWAYS_LOAD, Chat, script, uncached
 from tests.e2e.test_any_node_any_tier import MODEL, SMALL, converse, settled
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 DEVICES = ["node-0/0", "node-0/1"]
-
-
-@pytest.fixture(scope="module")
-def cold() -> Iterator[Callable[[int], list[str]]]:
-    """Answers of one device that keeps nothing, by script seed."""
-    with Stack(model=MODEL, nodes=1, cache=False, **SMALL) as stack:
-        yield lambda seed: [a.text for a in converse(Chat(stack.url, f"cold-{seed}"), script(seed, 4))]
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +56,8 @@ def until(what: str, condition: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
-def test_conversations_spread_over_both_devices_and_say_what_they_say_alone(
-    cold: Callable[[int], list[str]], stack: Stack
-) -> None:
-    expected = cold(1)
+def test_conversations_spread_over_both_devices_and_say_what_they_say_alone(stack: Stack) -> None:
+    expected = uncached(stack.url, script(1, 4))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         each = [pool.submit(converse, Chat(stack.url, f"beside-{n}"), script(1, 4)) for n in range(6)]
         answers = [asked.result() for asked in each]
@@ -74,14 +65,12 @@ def test_conversations_spread_over_both_devices_and_say_what_they_say_alone(
     assert {a.node for said in answers for a in said} == set(DEVICES)
 
 
-def test_turns_that_alternate_between_the_devices_find_their_cache_in_the_nodes_dram(
-    cold: Callable[[int], list[str]], stack: Stack
-) -> None:
+def test_turns_that_alternate_between_the_devices_find_their_cache_in_the_nodes_dram(stack: Stack) -> None:
     chat, answers = Chat(stack.url, "moving"), []
     for turn, line in enumerate(script(2, 4)):
         answers.append(chat.say(line, alternate(turn)))
         settled(stack.url, "moving", "dram", "node-0")
-    assert [a.text for a in answers] == cold(2)
+    assert [a.text for a in answers] == uncached(stack.url, script(2, 4))
     assert [a.node for a in answers] == [alternate(turn) for turn in range(4)]
     assert all(a.cached_tokens >= 64 for a in answers[1:]), [a.cached_tokens for a in answers]
     until(
@@ -96,9 +85,7 @@ def test_turns_that_alternate_between_the_devices_find_their_cache_in_the_nodes_
     assert [node["node"] for node in info["nodes"]] == ["node-0"] == info["held_by"]
 
 
-def test_a_hint_brings_the_cache_into_the_hbm_of_the_device_that_is_to_answer(
-    cold: Callable[[int], list[str]], stack: Stack
-) -> None:
+def test_a_hint_brings_the_cache_into_the_hbm_of_the_device_that_is_to_answer(stack: Stack) -> None:
     chat, lines = Chat(stack.url, "hinted"), script(3, 4)
     answers = [chat.say(lines[0], "node-0/0")]
     settled(stack.url, "hinted", "dram", "node-0")
@@ -108,7 +95,7 @@ def test_a_hint_brings_the_cache_into_the_hbm_of_the_device_that_is_to_answer(
     answers.append(chat.say(lines[1]))
     assert _hinted(stack)["node-0/0"] == before["node-0/0"]
     answers += [chat.say(line, "node-0") for line in lines[2:]]
-    assert [a.text for a in answers] == cold(3)
+    assert [a.text for a in answers] == uncached(stack.url, script(3, 4))
     assert answers[1].node == "node-0/1" and answers[1].cached_tokens >= 64
 
 
@@ -119,9 +106,7 @@ def _hinted(stack: Stack) -> dict[str, float]:
     }
 
 
-def test_a_killed_worker_leaves_the_other_device_in_service_and_comes_back(
-    cold: Callable[[int], list[str]], stack: Stack
-) -> None:
+def test_a_killed_worker_leaves_the_other_device_in_service_and_comes_back(stack: Stack) -> None:
     chat, lines = Chat(stack.url, "killed"), script(4, 4)
     answers = [chat.say(lines[0], "node-0/1")]
     settled(stack.url, "killed", "dram", "node-0")
@@ -131,7 +116,7 @@ def test_a_killed_worker_leaves_the_other_device_in_service_and_comes_back(
     assert [a.node for a in answers] == ["node-0/1", "node-0/0", "node-0/0"] and answers[1].cached_tokens >= 64
     until("the whole stack serves again", lambda: httpx.get(f"{stack.url}/ready?all=1", timeout=5).status_code == 200)
     answers.append(chat.say(lines[3], "node-0/1"))
-    assert [a.text for a in answers] == cold(4) and answers[3].cached_tokens >= 64
+    assert [a.text for a in answers] == uncached(stack.url, script(4, 4)) and answers[3].cached_tokens >= 64
     assert psutil.pid_exists(store) and (pids(stack)["kvstore-0"], pids(stack)["worker-0-0"]) == (store, other)
     assert pids(stack)["worker-0-1"] != killed
 

@@ -15,7 +15,7 @@ from loadtest.random_model import SHAPES, make_random_model
 from loadtest.stack import Stack
 from tests.e2e.chat import ALWAYS_LOAD, Chat, script
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(280)]
 SIZES = {"hbm_gib": 0.1, "dram_gib": 0.1}
 NAMES = ("small", "large")
 
@@ -59,6 +59,7 @@ def kept(stack: Stack, session: str) -> None:
     pytest.fail(f"{session} did not reach blob: {info(stack, session)}")
 
 
+@pytest.mark.sample
 def test_both_answer_by_name_at_once_and_as_they_do_alone(stack: Stack, models: dict[str, Path]) -> None:
     lines = script(1)[:3]
     with concurrent.futures.ThreadPoolExecutor() as pool:

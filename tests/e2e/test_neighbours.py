@@ -33,7 +33,7 @@ from storelink.channel import blocking_channel
 from storelink.credentials import Credentials
 from tests.certificates import certificates
 from tests.cli.upbeat_here import upbeat
-from tests.e2e.chat import ALWAYS_LOAD, Chat, script
+from tests.e2e.chat import ALWAYS_LOAD, Chat, script, uncached
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 MODEL = Path(__file__).parents[2] / "models" / "demo"
@@ -112,9 +112,7 @@ def test_a_conversation_goes_on_anywhere_and_its_cache_comes_over_tls(stack: Sta
     chat = Chat(stack.url, "moves")
     answers = [chat.say(line, f"node-{turn % 2}") for turn, line in enumerate(script(1)[:4])]
     assert all(a.cached_tokens >= 64 for a in answers[1:])
-    with Stack(model=MODEL, nodes=1, cache=False, **SMALL) as cold:
-        plain = Chat(cold.url, "cold")
-        assert [a.text for a in answers] == [plain.say(line).text for line in script(1)[:4]]
+    assert [a.text for a in answers] == uncached(stack.url, script(1)[:4])
 
 
 @pytest.mark.parametrize("method", QUESTIONS)

@@ -25,7 +25,7 @@ def test_lent_returning_and_loaded_layers_give_the_same_bits(tmp_path: Path, dec
     bench = Bench(nine_layers(tmp_path / "nine"))
     host = image(tmp_path, bench.model)
     pages = np.arange(LAYERS * 2, dtype=np.int64).reshape(LAYERS, 2)
-    tokens = list(range(3, 20))
+    tokens = list(range(3, 20 if CUDA else 8))  # the interpreter takes a second for each token of a prompt
     prompt = bench.cut(pages, tokens, 0, len(tokens) - 1)
     last = bench.cut(pages, tokens, len(tokens) - 1, len(tokens))
     bench.step(prompt)

@@ -69,7 +69,7 @@ def test_one_day_says_nothing_about_the_next(two_days: tuple[str, ModelStatistic
 
 
 @pytest.mark.parametrize(("models", "hours"), [(6, 24), (18, 12), (58, 6)])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])
 @pytest.mark.parametrize("like", PROFILES)
 def test_other_numbers_of_models_behave_alike(like: str, seed: int, models: int, hours: int) -> None:
     found = statistics(generate(models, hours * HOUR_S, seed, like), hours * HOUR_S, models)

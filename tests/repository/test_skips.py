@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -20,8 +21,9 @@ def run(folder: Path, body: str, *flags: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(f"import pytest\n\n{body}\n\ndef test_passes():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder), "-p", "tests.plugins.skips"]
     done = subprocess.run(
-        [*command, str(folder / "test_it.py"), *flags], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+        [*command, str(folder / "test_it.py"), *flags], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
     return done.returncode, done.stdout
 
 
@@ -31,7 +33,7 @@ def run(folder: Path, body: str, *flags: str) -> tuple[int, str]:
         ("def test_skips():\n    pytest.skip('no time for this')", ()),
         ("@pytest.mark.skip(reason='no time for this')\ndef test_skips():\n    pass", ()),
         ("pytest.importorskip('no_such_module', reason='no time for this')", ()),
-        ("def test_skips():\n    pytest.skip('no time for this')", ("-n", "2")),
+        ("def test_skips():\n    pytest.skip('no time for this')", ("-p", "xdist.plugin", "-n", "2")),
     ],
     ids=["in a test", "by a mark", "of a module", "in two processes"],
 )

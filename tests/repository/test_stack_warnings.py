@@ -38,7 +38,7 @@ def run(folder: Path, wrong: bool) -> subprocess.CompletedProcess[str]:
         "tests.plugins.stack_warnings",
         str(folder / "test_it.py"),
     ]
-    env = os.environ | {"PYTHONPATH": str(HARNESS)}
+    env = os.environ | {"PYTHONPATH": str(HARNESS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=HARNESS, env=env, capture_output=True, text=True, timeout=60)
 
 

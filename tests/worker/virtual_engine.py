@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from contracts.frames import StepFrame
 from contracts.kv import tenant_salt
 from contracts.request import GenerateRequest, Sampling
@@ -171,7 +173,8 @@ class VirtualEngine:
             *(b for x in core.state.loads.values() for b in x.blocks),
         ]:
             self.blocks[id(block)] = block
-        self.blocks = {at: b for at, b in self.blocks.items() if (b.pages >= 0).any()}
+        held = np.array([b.pages for b in self.blocks.values()]).reshape(len(self.blocks), self.pool.layers) >= 0
+        self.blocks = {at: b for (at, b), some in zip(self.blocks.items(), held.any(axis=1), strict=True) if some}
         core.validate(self.blocks.values())
         pool = self.pool
         assert self.pages.slabs >= set(pool._slabs) - set(pool.to_map), "a page is not mapped"

@@ -345,15 +345,17 @@ class HbmCache:
     def validate(self, in_use: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. `in_use`: private blocks of sequences."""
         self.pool.validate()
-        blocks = {id(b): b for b in [*self.index.values(), *in_use]}.values()
-        pages = [int(p) for b in blocks for p in b.pages if p != NO_PAGE]
-        assert len(pages) == len(set(pages)), "two blocks share a page"
-        assert self.pool.taken == len(pages), "a taken page belongs to no block"
+        blocks = list({id(b): b for b in [*self.index.values(), *in_use]}.values())
+        pages = np.array([b.pages for b in blocks]).reshape(len(blocks), self.pool.layers)
+        here = pages != NO_PAGE
+        assert len(np.unique(pages[here])) == here.sum(), "two blocks share a page"
+        assert self.pool.taken == here.sum(), "a taken page belongs to no block"
         for key, block in self.index.items():
             assert block.key == key and not block.lost
-        for block in blocks:
-            assert not ((block.ready | block.hinted) & (block.pages == NO_PAGE)).any()
-            assert block.users >= 0 and block.moving >= 0 and block.held == (block.pages != NO_PAGE).sum()
+        usable = np.array([b.ready | b.hinted for b in blocks], bool).reshape(here.shape)
+        assert not (usable & ~here).any()
+        for block, held in zip(blocks, here.sum(axis=1).tolist(), strict=True):
+            assert block.users >= 0 and block.moving >= 0 and block.held == held
         walked = PageCounts()
         for block in self.index.values():
             reach = self._reach(block)

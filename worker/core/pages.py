@@ -173,12 +173,13 @@ class PagePool:
         assert set(self._slabs) | set(self._returned) == set(range(self._fresh)), "a slab is mapped and not, or neither"
         assert len(self._slabs) + len(self._returned) == self._fresh <= self.slab_count
         assert sorted(self._idle) == sorted(s.number for s in slabs if s.band < 0)
+        free = [p for s in slabs for p in s.free]
+        assert len(set(free)) == len(free)
+        assert [p // self.pages_per_slab for p in free] == [s.number for s in slabs for _ in s.free]
         for s in slabs:
-            assert len(set(s.free)) == len(s.free)
-            assert all(p // self.pages_per_slab == s.number for p in s.free)
             assert (len(s.free) < self.pages_per_slab) == (s.band >= 0)
-            for band, numbers in enumerate(self._open):
-                assert (s.number in numbers) == (band == s.band and bool(s.free))
+        for band, numbers in enumerate(self._open):
+            assert set(numbers) == {s.number for s in slabs if s.band == band and s.free}
 
 
 def _ask(number: int, wanted: list[int], opposite: list[int]) -> None:

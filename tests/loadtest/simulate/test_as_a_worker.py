@@ -93,7 +93,7 @@ def simulated(asked: list[ModelRequest], models: int, sharing: Sharing) -> tuple
     return [Times(a.first_s, a.end_s) for a in found.answers], moved
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 @pytest.mark.parametrize("sharing", ["elastic", "prism", "swap", "serverless"])
 def test_requests_are_answered_when_a_worker_would_answer_them(
     sharing: Sharing, seed: int, monkeypatch: pytest.MonkeyPatch

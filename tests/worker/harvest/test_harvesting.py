@@ -183,4 +183,5 @@ def test_units_end_within_their_time(device: TrainingDevice, tmp_path: Path) -> 
     step(device, 3)
     words = device.harvesting._run.trainer.words  # type: ignore[union-attr]
     assert words[Word.UNITS] > 100
+    device.harvesting.stop(device.progress.id, cancelled=True)
     device.finish()
