@@ -19,16 +19,29 @@ def result() -> str:
     settings, machine = found["settings"], found["machine"]
     parts = [steps(each) for each in found.get("steps", [])]
     parts += [compared(title, found[part]) for part, title in _PARTS.items() if part in found]
-    parts += [back(found["back"])] if "back" in found else []
-    parts += [wake(found["wake"])] if "wake" in found else []
+    parts += [ended(found)]
+    if (later := path.with_name("result-wake.json")).exists():
+        of = read(later)
+        parts += [
+            f"`bench/remap/run --parts back,wake`, {quoted(str(of['date'])[:10])}, {of['machine']['cores']:.0f} cores of "
+            f"{quoted(of['machine']['cpu'])}, commit {quoted(of['commit'])}. {quoted(of['note'])}".rstrip(),
+            ended(of),
+        ]
     return f"""
 `bench/remap/run`, {quoted(str(found["date"])[:10])}, {machine["cores"]:.0f} cores of {quoted(machine["cpu"])}, commit
 {quoted(found["commit"])}: {settings["weight_bytes"] / 2**20:.0f} MiB of weights a model and {settings["kv_bytes"] / 2**20:.0f}
 MiB for KV ({settings["kv_bytes"] / settings["token_bytes"]:.0f} tokens), lengths {quoted(settings["mix"])}, stretches of
 {settings["seconds"]:.0f} s, {settings["repeats"]:.0f} repeats. {quoted(found["note"])}
 
-{(chr(10) * 2).join(parts)}
+{(chr(10) * 2).join(filter(None, parts))}
 """
+
+
+def ended(found: Any) -> str:
+    """What became of layers that were lent."""
+    parts = [back(found["back"])] if "back" in found else []
+    parts += [wake(found["wake"])] if "wake" in found else []
+    return (chr(10) * 2).join(parts)
 
 
 def steps(found: Any) -> str:
