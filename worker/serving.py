@@ -353,8 +353,7 @@ def _serve(
     profile = _profile(image, kv, runner, threads, device.computes)
     table = LoadTable()
     loader = KvLoader(kv, table, lambda event: engine.inbox.put(event), copier)
-    windowed = Windowed.of(image.model.config.windows, shape.chunk_tokens)
-    cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted, windowed)
+    cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted, Windowed.of(shape))
     executor = Executor(shape, kv, cache, table, loader, RealClock(), config.kv, salt_of)
     engine = NativeEngine(
         executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids, image.model.adapters.by_name

@@ -283,7 +283,7 @@ class Harness:
         self.pool = PagePool(self.kv.slab_count, self.kv.pages_per_slab, self.model.shape.layers)
         table = LoadTable()
         self.loader = KvLoader(self.kv, table, lambda event: self.engine.inbox.put(event), copier)
-        self.cache = HbmCache(self.pool, windowed=Windowed.of(self.model.config.windows, CHUNK))
+        self.cache = HbmCache(self.pool, windowed=Windowed.of(self.model.shape))
         salt = tenant_salt(b"s" * 32, "t")
         self.executor = Executor(
             self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from contracts.convert import layers_from_bitmap
 from contracts.ids import SessionKey
-from contracts.kv import chunk_keys, tenant_salt
+from contracts.kv import KvShape, chunk_keys, tenant_salt
 from storelink.core.load_plan import LoadRate, Source
 from tests.worker.test_engine_scheduling import anything, prompt
 from tests.worker.virtual_engine import VirtualEngine
@@ -25,7 +25,7 @@ from worker.core.sequence import Event, State
 from worker.core.windowed import Windowed
 
 #: As Gemma's, most layers with a window; as Qwen2's, the last ones; as Mistral's, all; and of two lengths.
-MODELS: list[Windows] = [(9, 9, None), (None, 6, 6), (5, 5, 5), (2, None, 30)]
+MODELS: list[Windows] = [(9, 9, 0), (0, 6, 6), (5, 5, 5), (2, 0, 30)]
 GEMMA = MODELS[0]
 A, B = SessionKey("t", "a"), SessionKey("t", "b")
 
@@ -33,7 +33,7 @@ A, B = SessionKey("t", "a"), SessionKey("t", "b")
 # ---- what is read ----------------------------------------------------------------------------------------------
 @given(tokens=st.integers(0, 300), window=st.integers(1, 70), chunk=st.integers(1, 20))
 def test_a_block_is_passed_when_no_later_token_sees_any_of_its_tokens(tokens: int, window: int, chunk: int) -> None:
-    windowed = Windowed.of([window, None], chunk)
+    windowed = Windowed.of(KvShape.of_heads(b"", 2, 1, 1, chunk, "float32", (window, 0)))
     seen = [at for at in range(tokens) if at > tokens - max(window, 2)]
     first = seen[0] // chunk if seen else tokens // chunk
     passed = windowed.passed(tokens)
@@ -43,7 +43,7 @@ def test_a_block_is_passed_when_no_later_token_sees_any_of_its_tokens(tokens: in
 
 
 def test_without_windows_nothing_is_ever_passed() -> None:
-    windowed = Windowed.of([None] * 3)
+    windowed = Windowed.of(SHAPE)
     assert windowed.passed(10**9) == 0 and windowed.steps(10**9, 7) == 7 and windowed.pages(2, 5, 0) == 9
 
 
@@ -52,7 +52,8 @@ def test_without_windows_nothing_is_ever_passed() -> None:
 def test_the_most_usable_prefix_is_the_longest_that_reads_nothing_missing(
     rows: list[tuple[bool, bool]], window: int
 ) -> None:
-    windowed, cache = Windowed.of([window, None], 4), HbmCache(PagePool(12, 2, 2))
+    windowed = Windowed.of(KvShape.of_heads(b"", 2, 1, 1, 4, "float32", (window, 0)))
+    cache = HbmCache(PagePool(12, 2, 2))
     blocks = [cache.new_block(n, A, range(2)) for n in range(len(rows))]
     for block, ready in zip(blocks, rows, strict=True):
         block.ready[:] = ready
@@ -65,7 +66,7 @@ def test_the_most_usable_prefix_is_the_longest_that_reads_nothing_missing(
 
 # ---- HBM -------------------------------------------------------------------------------------------------------
 def make(chunks: int = 6) -> HbmCache:
-    return HbmCache(PagePool(chunks, LAYERS, LAYERS), windowed=Windowed.of(GEMMA, CHUNK))
+    return HbmCache(PagePool(chunks, LAYERS, LAYERS), windowed=Windowed.of(replace(SHAPE, windows=GEMMA)))
 
 
 def cached(cache: HbmCache, name: str, session: SessionKey, index: int, used_s: float = 0.0) -> Block:
@@ -163,7 +164,7 @@ def emptied(windows: Windows = GEMMA, chunks: int = 20, **more: int) -> tuple[Vi
 def test_a_request_loads_what_it_will_read_and_no_more(windows: Windows) -> None:
     e, tokens = emptied(windows)
     assert turn(e, tokens) == 20 * CHUNK
-    windowed, (load,) = Windowed.of(windows, CHUNK), pieces_asked(e)
+    windowed, (load,) = Windowed.of(replace(SHAPE, windows=windows)), pieces_asked(e)
     expected = [windowed.of_block(n < windowed.passed_after(20)) for n in range(20)]
     assert load == [layers for layers in expected if layers]
 

@@ -8,7 +8,7 @@ else's gives other tokens, and what a cold run gives is known without running on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,14 @@ class VirtualEngine:
         self.world = world or World()
         self.pages = Pages(pages, granules)
         self.pool = PagePool(pages // LAYERS, LAYERS, LAYERS)
-        self.cache = HbmCache(self.pool, windowed=Windowed.of(windows, CHUNK))
+        shape = replace(SHAPE, windows=windows)
+        self.cache = HbmCache(self.pool, windowed=Windowed.of(shape))
         self.table = LoadTable(progress=self.world)  # type: ignore[arg-type]
         self.loader = VirtualLoader(self.pages, self.table, self.world)
         salt = tenant_salt(b"s" * 32, "t")
         settings = KvSection(chunk_tokens=CHUNK, layerwise=layerwise, layer_priority=True)
         self.executor = Executor(
-            SHAPE, self.pages, self.cache, self.table, self.loader, self.world, settings, lambda tenant: salt  # type: ignore[arg-type]
+            shape, self.pages, self.cache, self.table, self.loader, self.world, settings, lambda tenant: salt  # type: ignore[arg-type]
         )  # fmt: skip
         self.runner = HashRunner(self.pages, self.world, windows=windows)
         self.engine = NativeEngine(self.executor, self.runner, CODEC, set(), "hash", WorkerSection(**worker))

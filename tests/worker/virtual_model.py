@@ -16,9 +16,9 @@ from worker.devices.runner import Slice
 CHUNK, LAYERS, VOCABULARY = 4, 3, 256
 SHAPE = KvShape.of_heads(b"f" * 32, LAYERS, 1, 1, CHUNK, "float32")
 _MIX = (1 << 61) - 1
-#: Of each layer, how many tokens a token sees; None: all.
-Windows = tuple[int | None, ...]
-NO_WINDOWS: Windows = (None,) * LAYERS
+#: Of each layer, how many tokens a token sees; 0: all.
+Windows = tuple[int, ...]
+NO_WINDOWS: Windows = (0,) * LAYERS
 
 
 def _entry(before: int, oldest: int, token: int, layer: int) -> int:
@@ -26,7 +26,7 @@ def _entry(before: int, oldest: int, token: int, layer: int) -> int:
     return (before * 6364136223846793005 + oldest * 31 + (token + 7) * 1442695040888963407 + layer * 97) % _MIX
 
 
-def _oldest(at: int, window: int | None) -> int:
+def _oldest(at: int, window: int) -> int:
     """The oldest token that the one at this position sees."""
     return max(at - window + 1, 0) if window else 0
 

@@ -32,7 +32,7 @@ from worker.core.pages import PagePool
 from worker.core.standings import Standings
 from worker.core.supply import FIXED, Supply
 from worker.core.victims import Limit, Victims, victims, within_parts
-from worker.core.windowed import Windowed
+from worker.core.windowed import NO_WINDOWS, Windowed
 
 #: Without a limit, `make_room` purges up to this many times what is needed, so that the next calls need not search.
 _SPARE_TIMES = 16
@@ -54,7 +54,7 @@ class HbmCache:
     pool: PagePool
     layer_priority: bool = True
     hold_hinted: bool = False
-    windowed: Windowed = field(default_factory=lambda: Windowed.of(()))
+    windowed: Windowed = NO_WINDOWS
     index: dict[bytes, Block] = field(default_factory=dict)
     standings: Standings = field(default_factory=Standings)
     #: Pages purged to make room, by the victim's rank.
@@ -71,7 +71,7 @@ class HbmCache:
 
     def __post_init__(self) -> None:
         if not len(self.windowed.layers):
-            self.windowed = Windowed.of([None] * self.pool.layers)
+            self.windowed = Windowed(np.zeros(self.pool.layers, bool), 0, 1)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
     def new_block(self, index: int, session: SessionKey, layers: Iterable[int]) -> Block:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from contracts.kv import KvShape
+from contracts.memory.windows import longest_window, passed
 from worker.core.block import NO_PAGE, Block
 
 
@@ -29,16 +31,15 @@ class Windowed:
     chunk_tokens: int
 
     @classmethod
-    def of(cls, windows: Sequence[int | None], chunk_tokens: int = 1) -> Windowed:
-        """windows: of each layer; None: it has none."""
-        layers = np.array([window is not None for window in windows], bool)
-        # At least two, or no page would be read again, not even the last.
-        return cls(layers, max([window or 0 for window in windows] + [2]) if layers.any() else 0, chunk_tokens)
+    def of(cls, shape: KvShape) -> Windowed:
+        """Of a model's KV."""
+        layers = np.array([window > 0 for window in shape.windows] or [False] * shape.layers)
+        return cls(layers, longest_window(shape.windows), shape.chunk_tokens)
 
     # ---- what a sequence has passed ----------------------------------------------------------------------------
     def passed(self, tokens: int) -> int:
         """Number of leading blocks that a sequence has passed after `tokens` tokens."""
-        return max(tokens - self.tokens + 1, 0) // self.chunk_tokens if self.tokens else 0
+        return passed(tokens, self.tokens, self.chunk_tokens)
 
     def passed_after(self, chunks: int) -> int:
         """Number of leading blocks that a sequence has passed after `chunks` full ones."""
@@ -97,3 +98,7 @@ class Windowed:
     def waited_for(self, block: Block, layers: list[int]) -> bool:
         """Whether a user of the block reads some of these layers."""
         return block.users > (block.passed if block.passed and self.layers[layers].all() else 0)
+
+
+#: The default of a cache, which knows how many layers there are.
+NO_WINDOWS = Windowed(np.zeros(0, bool), 0, 1)
