@@ -115,8 +115,8 @@ class Hints:
         self._out.append(do.FetchManifest(session))
 
     def _bring(self, hint: ev.Advised) -> None:
-        """Start an ADVISED load of what the next turn reads of the chunks in the manifest, unless one of the same chunks
-        is open."""
+        """Start an ADVISED load of all chunks in the manifest, of each what the next turn reads, unless one of the same
+        chunks is open."""
         manifest = self._index.manifests.get(hint.session)
         if manifest is None or not manifest.keys:
             self._out.append(do.Counted("advised_unknown_sessions"))

@@ -14,14 +14,21 @@ from hypothesis import strategies as st
 from contracts.convert import layers_from_bitmap
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, chunk_keys, tenant_salt
+from runtime.model_config import parse_config
 from storelink.core.load_plan import LoadRate, Source
 from tests.worker.test_engine_scheduling import anything, prompt
+from tests.worker.test_gemma import FOUR_B
 from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import CHUNK, LAYERS, NO_WINDOWS, SHAPE, Windows
+from worker.core import events as ev
+from worker.core import instructions as do
 from worker.core.block import NO_PAGE, Block, SaveState
+from worker.core.engine_core import EngineCore
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
+from worker.core.policy import Policy
 from worker.core.sequence import Event, State
+from worker.core.state import CoreState
 from worker.core.windowed import Windowed
 
 #: As Gemma's, most layers with a window; as Qwen2's, the last ones; as Mistral's, all; and of two lengths.
@@ -259,6 +266,35 @@ def test_a_hint_brings_what_its_request_reads_and_the_request_then_loads_nothing
     e.store.asked.clear()
     assert turn(e, tokens) == 20 * CHUNK and not e.store.asked
     assert e.cache.hints_used == 24 and not e.engine.core.prefetching.late
+
+
+def brought(shape: KvShape, chunks: int) -> tuple[int, int]:
+    """Pieces that a hint of a session loads, and pages that are then taken."""
+    cache = HbmCache(PagePool(chunks, shape.layers, shape.layers), windowed=Windowed.of(shape))
+    core = EngineCore(CoreState(shape, cache, Policy(), lambda tenant: bytes(32), "m"))
+    core.handle(ev.StoreUp(), 0.0)
+    core.handle(ev.Offered(A, tuple(n.to_bytes(32) for n in range(chunks)), 0, 0.0, 60.0), 0.0)
+    pieces = 0
+    while core.prefetching.due or core.state.loads:
+        core.turn(0.0)
+        for load in core.take():
+            if isinstance(load, do.OpenLoad):
+                rows = np.repeat(np.arange(len(load.keys)), [len(layers) for layers in load.layers])
+                came = ev.PiecesCame(load.load_id, rows, np.concatenate(load.layers))
+                core.handle(came, 0.0)
+                core.handle(ev.LoadClosed(load.load_id, len(rows), 0.0, 0.0), 0.0)
+                pieces += len(rows)
+        core.validate()
+    return pieces, cache.pool.taken
+
+
+@pytest.mark.parametrize(("tokens", "before", "after"), [(1024, 544, 544), (8192, 4352, 1104), (32768, 17408, 3024)])
+def test_what_a_hint_of_a_gemma_session_loads_and_takes_of_hbm(tokens: int, before: int, after: int) -> None:
+    """Gemma 3 4B has 34 layers, 29 of them with a window of 1,024 tokens; a chunk has 64. A piece has 256 KiB."""
+    windows = tuple(window or 0 for window in parse_config(FOUR_B).windows)
+    plain = KvShape.of_heads(b"f" * 32, 34, 4, 256, 64, "bfloat16")
+    assert brought(plain, tokens // 64) == (before, before)
+    assert brought(replace(plain, windows=windows), tokens // 64) == (after, after)
 
 
 # ---- anything --------------------------------------------------------------------------------------------------
