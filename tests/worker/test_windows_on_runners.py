@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,32 +14,31 @@ from tests.worker.test_models_against_transformers import Bench, prompt, referen
 from worker.core.block import NO_PAGE
 from worker.core.windowed import Windowed
 
-PREFIX, END = 150, 203
 
-
-def logits(bench: Bench, pages: np.ndarray, tokens: list[int]) -> list[torch.Tensor]:
+def logits(bench: Any, pages: np.ndarray, tokens: list[int], prefix: int) -> list[torch.Tensor]:
     """Of what follows the prefix: a piece of a prompt, then single tokens, beside a short sequence."""
-    other, beside = bench.pages(40), prompt(40, 1)
-    found = [bench.step(bench.cut(other, beside, 0, 39), bench.cut(pages, tokens, PREFIX, 200))]
-    for end in range(201, END + 1):
-        found.append(bench.step(bench.cut(pages, tokens, end - 1, end), bench.cut(other, beside, 39, 40)))
+    other, beside, end = bench.pages(20), prompt(20, 1), len(tokens) - 2
+    found = [bench.step(bench.cut(other, beside, 0, 19), bench.cut(pages, tokens, prefix, end))]
+    for at in range(end, len(tokens)):
+        found.append(bench.step(bench.cut(pages, tokens, at, at + 1), bench.cut(other, beside, 19, 20)))
     return found
 
 
-def checked(bench: Bench) -> None:
-    tokens, pages, windowed = prompt(END), bench.pages(END), Windowed.of(bench.model.shape)
-    bench.step(bench.cut(pages, tokens, 0, PREFIX))
-    expected = logits(bench, pages, tokens)
-    passed = windowed.passed(PREFIX)
-    assert passed > 2 and not windowed.layers.all()
-    for page in pages[windowed.layers, :passed].ravel().tolist():
-        bench.kv.page_bytes_view(page)[:] = 0xFF
+def checked(bench: Any, prefix: int = 150, count: int = 203) -> None:
+    """bench: a `Bench`, of whatever device, with a window of 24 tokens."""
+    tokens, pages, windowed = prompt(count), bench.pages(count), Windowed.of(bench.model.shape)
+    bench.step(bench.cut(pages, tokens, 0, prefix))
+    expected = logits(bench, pages, tokens, prefix)
+    passed = windowed.passed(prefix)
+    assert passed and not windowed.layers.all()
+    gone = torch.from_numpy(pages[windowed.layers, :passed].ravel()).to(bench.kv.memory.device)
+    bench.kv.clear(gone)
     less = pages.copy()
     less[windowed.layers, :passed] = NO_PAGE
-    for got, those in zip(logits(bench, less, tokens), expected, strict=True):
+    for got, those in zip(logits(bench, less, tokens, prefix), expected, strict=True):
         assert torch.equal(got, those)
     less[windowed.layers, passed] = bench.pages(1)[0, 0]  # not written: NaN
-    assert not torch.equal(logits(bench, less, tokens)[0], expected[0]), "the next page is read"
+    assert not torch.equal(logits(bench, less, tokens, prefix)[0], expected[0]), "the next page is read"
 
 
 @pytest.mark.parametrize("way", WAYS)
