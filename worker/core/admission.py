@@ -286,7 +286,7 @@ class Admission:
             return False
         blocks, layers = sequence.blocks[:found], self.state.shape.layers
         unready = self.state.cache.windowed.unready(blocks, sequence.passed) if blocks else np.zeros((0, layers), bool)
-        ready = leading(~unready.any(axis=0))
+        ready = leading(not each for each in unready.any(axis=0).tolist())
         if ready < layers:
             if any(b.lost for b in blocks):
                 self.restart(sequence, Event.LOST)

@@ -392,7 +392,7 @@ class HbmCache:
         walked = PageCounts()
         for block in self.index.values():
             reach = self._reach(block)
-            pages = self._reclaimable(block) if reach else 0
-            assert block.counted == (reach, pages), "a block was counted wrongly"
+            reclaimable = self._reclaimable(block) if reach else 0
+            assert block.counted == (reach, reclaimable), "a block was counted wrongly"
             walked.add(*block.counted)
         assert walked == self._counts, "pages that could be had were counted wrongly"
