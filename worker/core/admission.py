@@ -221,7 +221,7 @@ class Admission:
 
     def _reads_more(self, sequence: Sequence, load: Load, found: int) -> bool:
         """Fewer chunks were found than hoped, so that layers with a window read earlier pages as well: restart with
-        those chunks. What the store said before it was asked again counts no more. True if the sequence restarted."""
+        those chunks; after a second time, with what HBM has by itself. True if the sequence restarted."""
         windowed = self.state.cache.windowed
         if found >= load.upto or windowed.passed_after(found) == sequence.passed:
             return False
@@ -286,7 +286,7 @@ class Admission:
             return False
         blocks, layers = sequence.blocks[:found], self.state.shape.layers
         unready = self.state.cache.windowed.unready(blocks, sequence.passed) if blocks else np.zeros((0, layers), bool)
-        ready = leading(not each for each in unready.any(axis=0).tolist())
+        ready = leading(~np.any(unready, axis=0))
         if ready < layers:
             if any(b.lost for b in blocks):
                 self.restart(sequence, Event.LOST)
