@@ -29,6 +29,7 @@ def shape_to_wire(shape: KvShape) -> pb.KvShape:
         chunk_tokens=shape.chunk_tokens,
         dtype=shape.dtype,
         piece_bytes=shape.piece_bytes,
+        windows=shape.windows,
     )
 
 
@@ -37,7 +38,8 @@ def shape_from_wire(m: pb.KvShape) -> KvShape:
     heads."""
     geometry = m.fingerprint, m.layers, m.kv_heads, m.head_dim, m.chunk_tokens, m.dtype
     of_heads = not m.piece_bytes and m.dtype in DTYPE_BYTES
-    return check_shape(KvShape.of_heads(*geometry) if of_heads else KvShape(*geometry, m.piece_bytes))
+    windows = tuple(m.windows)
+    return check_shape(KvShape.of_heads(*geometry, windows) if of_heads else KvShape(*geometry, m.piece_bytes, windows))
 
 
 def manifest_to_wire(manifest: Manifest) -> pb.Manifest:

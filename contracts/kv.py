@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from contracts.errors import InvalidRequest
 from contracts.ids import SessionKey
+from contracts.memory.windows import longest_window, passed
 
 #: Version of the piece layout `[kv_heads, 2, chunk_tokens, head_dim]`; part of every fingerprint.
 LAYOUT_VERSION = 1
@@ -38,6 +39,9 @@ class KvShape:
 
     piece_bytes: bytes of one layer of one chunk. `of_heads` computes it for K and V of every head; other layouts (a
     latent per token as in MLA, elements of another size than `dtype`) set it. Only codecs use heads and dtype.
+
+    windows: of each layer, how many of the last tokens (itself included) a token sees; 0: all. Empty: no layer has a
+    window, or it is not known. It says what is read, not what a piece is: shapes that differ in it are equal.
     """
 
     fingerprint: bytes
@@ -47,15 +51,23 @@ class KvShape:
     chunk_tokens: int
     dtype: str
     piece_bytes: int
+    windows: tuple[int, ...] = field(default=(), compare=False)
 
     @classmethod
     def of_heads(
-        cls, fingerprint: bytes, layers: int, kv_heads: int, head_dim: int, chunk_tokens: int, dtype: str
+        cls,
+        fingerprint: bytes,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        chunk_tokens: int,
+        dtype: str,
+        windows: tuple[int, ...] = (),
     ) -> KvShape:
         """A shape whose pieces are `[kv_heads, 2 (K, V), chunk_tokens, head_dim]`. Raises KeyError when `dtype` is not
         in DTYPE_BYTES."""
         piece_bytes = kv_heads * 2 * chunk_tokens * head_dim * DTYPE_BYTES[dtype]
-        return cls(fingerprint, layers, kv_heads, head_dim, chunk_tokens, dtype, piece_bytes)
+        return cls(fingerprint, layers, kv_heads, head_dim, chunk_tokens, dtype, piece_bytes, windows)
 
     @property
     def is_of_heads(self) -> bool:
@@ -73,6 +85,13 @@ class KvShape:
     def token_bytes(self) -> int:
         """Bytes that one token adds over all layers."""
         return self.chunk_bytes // self.chunk_tokens
+
+    def read_after(self, chunks: int) -> list[tuple[int, ...]]:
+        """Of each of the first `chunks` chunks, the layers that a request reads which continues them; () for all.
+        Where it reads nothing of a chunk, layer 0 stands for it."""
+        skipped = passed(chunks * self.chunk_tokens, longest_window(self.windows), self.chunk_tokens)
+        few = tuple(layer for layer, window in enumerate(self.windows) if not window) or (0,)
+        return [few] * skipped + [()] * (chunks - skipped)
 
 
 @dataclass(slots=True)
@@ -115,6 +134,8 @@ def check_shape(shape: KvShape) -> KvShape:
             raise InvalidRequest(f"{name} = {value}: must be at least {minimum}", param=name)
         if value > most.get(name, value):
             raise InvalidRequest(f"{name} = {value}: must be at most {most[name]}", param=name)
+    if shape.windows and len(shape.windows) != shape.layers:
+        raise InvalidRequest(f"windows are of {len(shape.windows)} layers: must be of {shape.layers}", param="windows")
     return shape
 
 

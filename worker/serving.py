@@ -35,6 +35,7 @@ from worker.core.pages import PagePool
 from worker.core.residency import Residency
 from worker.core.resident import Resident
 from worker.core.turns import turns_of
+from worker.core.windowed import Windowed
 from worker.core.yielding import Yielding
 from worker.devices.device import Device
 from worker.devices.runner import Steps
@@ -352,7 +353,7 @@ def _serve(
     profile = _profile(image, kv, runner, threads, device.computes)
     table = LoadTable()
     loader = KvLoader(kv, table, lambda event: engine.inbox.put(event), copier)
-    cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
+    cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted, Windowed.of(shape))
     executor = Executor(shape, kv, cache, table, loader, RealClock(), config.kv, salt_of)
     engine = NativeEngine(
         executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids, image.model.adapters.by_name

@@ -15,7 +15,7 @@ class Session(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class KvShape(_message.Message):
-    __slots__ = ("fingerprint", "layers", "kv_heads", "head_dim", "chunk_tokens", "dtype", "piece_bytes")
+    __slots__ = ("fingerprint", "layers", "kv_heads", "head_dim", "chunk_tokens", "dtype", "piece_bytes", "windows")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class KvShape(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     layers: int
     kv_heads: int
@@ -30,7 +31,8 @@ class KvShape(_message.Message):
     chunk_tokens: int
     dtype: str
     piece_bytes: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., piece_bytes: _Optional[int] = ...) -> None: ...
+    windows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fingerprint: _Optional[bytes] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., piece_bytes: _Optional[int] = ..., windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("session", "model", "fingerprint", "keys", "tokens", "last_use_s", "note")

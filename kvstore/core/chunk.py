@@ -122,6 +122,10 @@ class Chunk:
         """Whether every layer is READY."""
         return self.ready == self.shape.layers
 
+    def has(self, layers: Sequence[int]) -> bool:
+        """Whether these layers are READY; all of them, if `layers` is empty."""
+        return self.complete or (bool(layers) and all(self.state(layer) is PieceState.READY for layer in layers))
+
     @property
     def held_here(self) -> bool:
         """Whether all of it can be read from this node's arena or SSD."""

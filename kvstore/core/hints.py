@@ -115,7 +115,8 @@ class Hints:
         self._out.append(do.FetchManifest(session))
 
     def _bring(self, hint: ev.Advised) -> None:
-        """Start an ADVISED load of all chunks in the manifest, unless one of the same chunks is open."""
+        """Start an ADVISED load of all chunks in the manifest, of each what the next turn reads, unless one of the same
+        chunks is open."""
         manifest = self._index.manifests.get(hint.session)
         if manifest is None or not manifest.keys:
             self._out.append(do.Counted("advised_unknown_sessions"))
@@ -125,7 +126,9 @@ class Hints:
                 return
             self._loads.cancel(ident)
         self._numbers += 1
-        wants = [(key, ()) for key in manifest.keys]
+        shape = self._index.shapes.get(manifest.fingerprint)
+        layers = shape.read_after(len(manifest.keys)) if shape is not None else [()] * len(manifest.keys)
+        wants = list(zip(manifest.keys, layers, strict=True))
         ident, kind, sources = (ADVISORY, str(self._numbers)), ev.LoadKind.ADVISED, self._others(hint.sources)
         self._loads.begin(
             ev.LoadWanted(ident, kind, hint.session, manifest.fingerprint, wants, sources, hint.priority, hint.now)

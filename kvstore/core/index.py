@@ -340,20 +340,24 @@ class Index:
         return answer
 
     def held(self, session: SessionKey) -> tuple[int, int, int]:
-        """Of the session: (tokens of the leading chunks on this node, of those wholly in the arena, bytes here)."""
+        """Of the session: (tokens of the leading chunks on this node, of those wholly in the arena, bytes here). Of a
+        chunk counts what the next turn reads."""
         manifest = self.manifests.get(session)
         if manifest is None:
             return 0, 0, 0
         here = dram = size = tokens = 0
         in_here = in_dram = True
-        for key in manifest.keys:
+        shape = self.shapes.get(manifest.fingerprint)
+        layers = shape.read_after(len(manifest.keys)) if shape is not None else [()] * len(manifest.keys)
+        for key, read in zip(manifest.keys, layers, strict=True):
             chunk = self.chunks.get(key)
-            if chunk is None or not chunk.held_here:
+            in_arena = chunk is not None and chunk.has(read)
+            if chunk is None or not (in_arena or chunk.held_here):
                 in_here = in_dram = False
                 continue
             size += chunk.shape.chunk_bytes
             tokens = chunk.shape.chunk_tokens
-            in_dram = in_dram and in_here and chunk.complete
+            in_dram = in_dram and in_here and in_arena
             here += in_here
             dram += in_dram
         return here * tokens, dram * tokens, size

@@ -15,6 +15,7 @@ from tests.gpu.harness import CUDA, DEVICE, HERE, pool, queue
 from tests.worker.owners import KV
 from tests.worker.test_models_against_transformers import CHUNK, GRANULE, prompt, reference
 from tests.worker.test_models_against_transformers import Bench as HostBench
+from tests.worker.test_windows_on_runners import checked
 from worker.devices.cuda.runner import CudaRunner
 from worker.devices.runner import Slice
 from worker.memory.copier import HostFence
@@ -308,3 +309,8 @@ def test_logits_come_to_the_host_from_weights_on_the_device(bench: Bench) -> Non
     got = bench.step(bench.cut(bench.pages(5), prompt(5), 0, 5))
     assert got.device.type == "cpu" and got.dtype == torch.float32
     assert bench.model.layers[0].qkv.device.type == DEVICE.type
+
+
+def test_no_page_is_touched_that_lies_before_a_window(tmp_path: Path) -> None:
+    reference(tmp_path, "gemma3")
+    checked(Bench(tmp_path), prefix=60, count=66)

@@ -30,6 +30,7 @@ from tests.worker.owners import KV
 from worker.core.events import StoreDown, StoreUp
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
+from worker.core.windowed import Windowed
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Runner, Slice, Steps
 from worker.engine.device_loop import DeviceLoop
@@ -282,7 +283,7 @@ class Harness:
         self.pool = PagePool(self.kv.slab_count, self.kv.pages_per_slab, self.model.shape.layers)
         table = LoadTable()
         self.loader = KvLoader(self.kv, table, lambda event: self.engine.inbox.put(event), copier)
-        self.cache = HbmCache(self.pool)
+        self.cache = HbmCache(self.pool, windowed=Windowed.of(self.model.shape))
         salt = tenant_salt(b"s" * 32, "t")
         self.executor = Executor(
             self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt

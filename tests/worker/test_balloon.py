@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.virtual_device import VirtualDevice
-from tests.worker.virtual_model import CHUNK, random_prompt
+from tests.worker.virtual_model import CHUNK, NO_WINDOWS, Windows, random_prompt
 
 #: Slabs hold one chunk of a model: a page for each layer.
 SLABS = 24
@@ -162,7 +162,7 @@ def test_cached_kv_gives_way_to_a_trainer_but_layers_beyond_the_least_give_way_t
     device.finish()
 
 
-def anything(seed: int, requests: int) -> VirtualDevice:
+def anything(seed: int, requests: int, windows: Windows = NO_WINDOWS) -> VirtualDevice:
     """As `test_engine_scheduling.anything`, for two or three models."""
     dice = random.Random(seed)
     models = dice.choice([2, 3])
@@ -175,6 +175,7 @@ def anything(seed: int, requests: int) -> VirtualDevice:
         max_batch=dice.choice([1, 2, 5, 64]),
         targets=tuple(dice.choice([0.0, 0.0, 0.05, 1.0]) for _ in range(models)),
         trains=random.Random(seed) if seed % 2 else None,
+        windows=windows,
     )
     device.suffer(dice, requests, span_s=requests * 0.05)
     return device
@@ -184,6 +185,14 @@ def anything(seed: int, requests: int) -> VirtualDevice:
 @given(seed=st.integers(0, 1 << 40))
 def test_whatever_happens_to_models_of_one_device_every_request_ends_with_its_tokens(seed: int) -> None:
     anything(seed, requests=10).finish()
+
+
+@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(seed=st.integers(0, 1 << 40), windows=st.sampled_from([(9, 9, 0), (5, 5, 5)]))
+def test_whatever_happens_to_models_with_windows_every_request_ends_with_its_tokens(
+    seed: int, windows: Windows
+) -> None:
+    anything(seed, requests=10, windows=windows).finish()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -26,6 +26,7 @@ from worker.core.pages import PagePool
 from worker.core.policy import Policy
 from worker.core.sequence import Sequence
 from worker.core.state import CoreState
+from worker.core.windowed import Windowed
 
 LAYERS, CHUNK = 2, 8
 SHAPE = KvShape.of_heads(b"f" * 32, LAYERS, 1, 8, CHUNK, "float32")
@@ -42,6 +43,7 @@ class Script:
     policy: Policy
     hold_hinted: bool
     coming: list[tuple[float, Callable[[Shell], None]]]
+    windows: tuple[int, ...] = ()
 
 
 @dataclass
@@ -55,7 +57,9 @@ class Shell:
     told: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        cache = HbmCache(PagePool(self.script.chunks, LAYERS, LAYERS), hold_hinted=self.script.hold_hinted)
+        windowed = Windowed.of(replace(SHAPE, windows=self.script.windows))
+        pool = PagePool(self.script.chunks, LAYERS, LAYERS)
+        cache = HbmCache(pool, hold_hinted=self.script.hold_hinted, windowed=windowed)
         self.core = EngineCore(CoreState(SHAPE, cache, self.script.policy, lambda tenant: bytes(32), "m"))
         self.core.state.rates.seed(Source.DRAM, LoadRate(0.0, 0.001))
         self.below: set[bytes] = set()
@@ -239,19 +243,19 @@ def script_of(rng: random.Random) -> Script:
     return Script(rng.randint(14, 30), policy, rng.random() < 0.2, coming)
 
 
-def both(seed: int) -> tuple[Shell, Shell]:
-    shells = tuple(Shell(script_of(random.Random(seed)), most) for most in (1, 10_000))
+def both(seed: int, windows: tuple[int, ...] = ()) -> tuple[Shell, Shell]:
+    shells = tuple(Shell(replace(script_of(random.Random(seed)), windows=windows), most) for most in (1, 10_000))
     for shell in shells:
         shell.run()
         assert not shell.core.live, "everybody is served"
     return shells  # type: ignore[return-value]
 
 
-@given(seed=st.integers(0, 2**32))
-@example(seed=1900183)  # a load of a hint ended in a stretch
+@given(seed=st.integers(0, 2**32), windows=st.sampled_from([(), (), (11, 0)]))
+@example(seed=1900183, windows=())  # a load of a hint ended in a stretch
 @settings(max_examples=60)
-def test_many_steps_told_at_once_decide_what_they_decide_one_by_one(seed: int) -> None:
-    single, quiet = both(seed)
+def test_many_steps_told_at_once_decide_what_they_decide_one_by_one(seed: int, windows: tuple[int, ...]) -> None:
+    single, quiet = both(seed, windows)
     # A stretch is written down at its end.
     logs = (sorted(shell.log, key=lambda entry: (entry[0], entry[1] == "step")) for shell in (single, quiet))
     for n, (one, many) in enumerate(zip_longest(*logs)):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from storelink.core.load_plan import LoadRate, Source
 from tests.worker.trouble import Trouble
 from tests.worker.virtual_engine import VirtualEngine
-from tests.worker.virtual_model import CHUNK, random_prompt
+from tests.worker.virtual_model import CHUNK, NO_WINDOWS, Windows, random_prompt
 from worker.core.block import SaveState
 from worker.core.saving import ANSWER_TIMEOUT_S
 from worker.core.sequence import Event, State
@@ -335,7 +335,7 @@ def test_cancelling_one_of_two_that_wait_for_the_same_load_leaves_the_other_its_
 
 
 # ---- anything --------------------------------------------------------------------------------------------------
-def anything(seed: int, requests: int) -> VirtualEngine:
+def anything(seed: int, requests: int, windows: Windows = NO_WINDOWS) -> VirtualEngine:
     """Requests come and are cancelled, pages are purged, chunks evicted, sessions hinted, and the store fails in every
     way it can."""
     dice, beliefs = random.Random(seed), random.Random(seed)  # what the scheduler believes to be kept need not be so
@@ -345,6 +345,7 @@ def anything(seed: int, requests: int) -> VirtualEngine:
         step_tokens=dice.choice([16, 40, 1024]),
         max_batch=dice.choice([1, 2, 5, 64]),
         mixed_step_s=dice.choice([0.0, 0.02, 0.2]),
+        windows=windows,
     )
     slow_s = dice.choice([0.0, 0.001, 0.05])
     e.store.latency = lambda: dice.random() * slow_s

@@ -8,7 +8,7 @@ else's gives other tokens, and what a cold run gives is known without running on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,24 @@ from contracts.frames import StepFrame
 from contracts.kv import tenant_salt
 from contracts.request import GenerateRequest, Sampling
 from runtime.sections import KvSection, WorkerSection
-from tests.worker.virtual_model import CHUNK, LAYERS, SHAPE, Granules, HashRunner, Pages, World, cold
+from tests.worker.virtual_model import (
+    CHUNK,
+    LAYERS,
+    NO_WINDOWS,
+    SHAPE,
+    Granules,
+    HashRunner,
+    Pages,
+    Windows,
+    World,
+    cold,
+)
 from tests.worker.virtual_store import VirtualLoader, VirtualStore
 from worker.core.block import Block, SaveState
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.core.sequence import Sequence
+from worker.core.windowed import Windowed
 from worker.engine.device_loop import IDLE_S
 from worker.engine.engine import Cancel, NativeEngine, Submit
 from worker.engine.executor import Executor
@@ -56,20 +68,22 @@ class VirtualEngine:
         layerwise: bool = True,
         world: World | None = None,
         granules: Granules | None = None,
+        windows: Windows = NO_WINDOWS,
         **worker: Any,
     ) -> None:
         self.world = world or World()
         self.pages = Pages(pages, granules)
         self.pool = PagePool(pages // LAYERS, LAYERS, LAYERS)
-        self.cache = HbmCache(self.pool)
+        shape = replace(SHAPE, windows=windows)
+        self.cache = HbmCache(self.pool, windowed=Windowed.of(shape))
         self.table = LoadTable(progress=self.world)  # type: ignore[arg-type]
         self.loader = VirtualLoader(self.pages, self.table, self.world)
         salt = tenant_salt(b"s" * 32, "t")
         settings = KvSection(chunk_tokens=CHUNK, layerwise=layerwise, layer_priority=True)
         self.executor = Executor(
-            SHAPE, self.pages, self.cache, self.table, self.loader, self.world, settings, lambda tenant: salt  # type: ignore[arg-type]
+            shape, self.pages, self.cache, self.table, self.loader, self.world, settings, lambda tenant: salt  # type: ignore[arg-type]
         )  # fmt: skip
-        self.runner = HashRunner(self.pages, self.world)
+        self.runner = HashRunner(self.pages, self.world, windows=windows)
         self.engine = NativeEngine(self.executor, self.runner, CODEC, set(), "hash", WorkerSection(**worker))
         # As a worker does before it serves.
         self.engine.core.pace.expect_decodes({n: self.runner.step_s + n * self.runner.token_s for n in (1, 8)})
@@ -197,6 +211,6 @@ class VirtualEngine:
         """Every answer has ended, and is a cold run's."""
         for name, answer in self.answers.items():
             assert answer.end is not None, name
-            expected = cold(answer.prompt, answer.count)
+            expected = cold(answer.prompt, answer.count, self.runner.windows)
             assert answer.tokens == expected[: len(answer.tokens)], f"{name} got other tokens"
             assert answer.end != "length" or len(answer.tokens) == answer.count

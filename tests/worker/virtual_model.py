@@ -16,29 +16,43 @@ from worker.devices.runner import Slice
 CHUNK, LAYERS, VOCABULARY = 4, 3, 256
 SHAPE = KvShape.of_heads(b"f" * 32, LAYERS, 1, 1, CHUNK, "float32")
 _MIX = (1 << 61) - 1
+#: Of each layer, how many tokens a token sees; 0: all.
+Windows = tuple[int, ...]
+NO_WINDOWS: Windows = (0,) * LAYERS
 
 
-def _entry(before: int, token: int, layer: int) -> int:
-    return (before * 6364136223846793005 + (token + 7) * 1442695040888963407 + layer * 97) % _MIX
+def _entry(before: int, oldest: int, token: int, layer: int) -> int:
+    """KV of a token: of the one before and, where the layer has a window, of the oldest that it sees."""
+    return (before * 6364136223846793005 + oldest * 31 + (token + 7) * 1442695040888963407 + layer * 97) % _MIX
 
 
-def _choice(entries: np.ndarray) -> int:
+def _oldest(at: int, window: int) -> int:
+    """The oldest token that the one at this position sees."""
+    return max(at - window + 1, 0) if window else 0
+
+
+def _choice(entries: np.ndarray, windows: Windows) -> int:
     """The next token, of KV `[layers, tokens]`."""
+    entries = entries.copy()
+    for layer, window in enumerate(windows):
+        entries[layer, : _oldest(entries.shape[1] - 1, window)] = 0
     weights = np.arange(1, entries.shape[1] + 1, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(1)
     mixed = int((entries.astype(np.uint64) * weights[None]).sum()) & ((1 << 64) - 1)
     return 3 + (mixed >> 20) % (VOCABULARY - 3)
 
 
-def cold(prompt: list[int], count: int) -> list[int]:
+def cold(prompt: list[int], count: int, windows: Windows = NO_WINDOWS) -> list[int]:
     """The tokens that follow `prompt`."""
     entries = np.zeros((LAYERS, len(prompt) + count), np.int64)
     tokens = list(prompt)
     for at in range(len(prompt) + count - 1):
         if at >= len(tokens):
-            tokens.append(_choice(entries[:, :at]))
-        for layer in range(LAYERS):
-            entries[layer, at] = _entry(int(entries[layer, at - 1]) if at else 0, tokens[at], layer)
-    tokens.append(_choice(entries[:, : len(prompt) + count - 1]))
+            tokens.append(_choice(entries[:, :at], windows))
+        for layer, window in enumerate(windows):
+            before = int(entries[layer, at - 1]) if at else 0
+            oldest = int(entries[layer, _oldest(at, window)]) if window else 0
+            entries[layer, at] = _entry(before, oldest, tokens[at], layer)
+    tokens.append(_choice(entries[:, : len(prompt) + count - 1], windows))
     return tokens[len(prompt) :]
 
 
@@ -123,7 +137,16 @@ class Pages:
 class HashRunner:
     """Computes steps of the hash model and takes virtual time for it."""
 
-    def __init__(self, pages: Pages, world: World, *, step_s: float = 0.002, token_s: float = 0.001) -> None:
+    def __init__(
+        self,
+        pages: Pages,
+        world: World,
+        *,
+        step_s: float = 0.002,
+        token_s: float = 0.001,
+        windows: Windows = NO_WINDOWS,
+    ) -> None:
+        self.windows = windows
         self.pages, self.world, self.step_s, self.token_s = pages, world, step_s, token_s
         #: (when it ended, tokens) of every step.
         self.steps: list[tuple[float, int]] = []
@@ -136,19 +159,30 @@ class HashRunner:
         for layer in range(LAYERS):
             self.world.pass_((self.step_s + self.token_s * tokens) / LAYERS)
             before_layer(layer)
+            window = self.windows[layer]
             for s, entries in zip(slices, seen, strict=True):
                 for n, token in enumerate(s.tokens):
                     at = s.start + n
-                    before = self.pages.numbers[s.pages[layer, (at - 1) // CHUNK], (at - 1) % CHUNK] if at else 0
-                    self.pages.numbers[s.pages[layer, at // CHUNK], at % CHUNK] = _entry(int(before), token, layer)
-                entries[layer] = self.pages.numbers[s.pages[layer]].reshape(-1)[: entries.shape[1]]
+                    before = self._read(s, layer, at - 1) if at else 0
+                    # A token without one before it sees itself only, which is not written yet.
+                    oldest = self._read(s, layer, _oldest(at, window)) if window and at else 0
+                    self.pages.numbers[s.pages[layer, at // CHUNK], at % CHUNK] = _entry(before, oldest, token, layer)
+                first = _oldest(s.start, window) // CHUNK
+                assert (s.pages[layer, first:] >= 0).all(), "a page that is read is not there"
+                entries[layer, first * CHUNK :] = self.pages.numbers[s.pages[layer, first:]].reshape(-1)[
+                    : entries.shape[1] - first * CHUNK
+                ]
             after_layer(layer)
         self.steps.append((self.world.now(), tokens))
         wanted = [entries for s, entries in zip(slices, seen, strict=True) if s.want_logits]
         logits = torch.zeros(len(wanted), VOCABULARY)
         for row, entries in enumerate(wanted):
-            logits[row, _choice(entries)] = 1.0
+            logits[row, _choice(entries, self.windows)] = 1.0
         return logits
+
+    def _read(self, s: Slice, layer: int, at: int) -> int:
+        assert s.pages[layer, at // CHUNK] >= 0, "a page that is read is not there"
+        return int(self.pages.numbers[s.pages[layer, at // CHUNK], at % CHUNK])
 
 
 def random_prompt(dice: random.Random, length: int) -> list[int]:

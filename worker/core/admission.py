@@ -46,42 +46,38 @@ class Admission:
 
         Returns 0, or the number of missing pages; then nothing has changed except that loads of hints were aborted.
         """
-        d, cache = self.state, self.state.cache
-        size, layers = d.shape.chunk_tokens, d.shape.layers
+        d, cache, windowed = self.state, self.state.cache, self.state.cache.windowed
+        size = d.shape.chunk_tokens
         usable, self.refused_at = 0, None
         if d.policy.cache and sequence.losses < MAX_LOSSES:
             usable = (len(sequence.tokens) - 1) // size  # the last token is always computed: it yields the logits
             if len(sequence.keys) < usable:
                 sequence.extend_keys(d.salt_of(sequence.request.tenant), d.shape, usable)
-        matched: list[Block] = []
-        for position, key in enumerate(sequence.keys[:usable]):
-            block = cache.index.get(key)
-            if block is None or block.lost:
-                break
-            block.index = position  # the key fixes the position; a hint's load only guessed it
-            matched.append(block)
-            cache.use(block)
+        matched = cache.match(sequence.keys[:usable], sequence.request.session)
         chunks = len(sequence.tokens) // size + 1
-        gaps = cache.gaps(matched)
-        pages = sum(map(len, gaps)) + (chunks - len(matched)) * layers
-        # holds whatever the load plan chooses and whichever hints end
+        usable = self._usable(sequence, matched, usable)
+        passed = windowed.passed_after(usable)
+        cache.pass_(matched[:passed])
+        gaps = windowed.gaps(matched, passed)
+        pages = sum(map(len, gaps)) + windowed.pages(len(matched), chunks, passed)
+        # no plan needs less, whichever hints end
         if spare and (lacking := pages + spare - cache.obtainable) > 0:
-            for block in matched:
-                cache.release(block)
+            self._let_go(matched, passed)
             self.refused_at = cache.obtainable
             return lacking
         if overtaken := self.prefetching.give_way_to(matched):
-            gaps = cache.gaps(matched)
+            gaps = windowed.gaps(matched, passed)
         asked, chosen = usable, self._worth_loading(sequence, usable, gaps)
         if chosen is not None:
             usable = leading(not g for g in gaps) + chosen.chunks
-        for block in matched[usable:]:
-            cache.release(block)
+            cache.pass_(matched[windowed.passed_after(usable) : passed], -1)
+            passed = windowed.passed_after(usable)
+            gaps = windowed.gaps(matched, passed)
+        self._let_go(matched[usable:], 0)
         del matched[usable:], gaps[usable:]
-        pages = sum(map(len, gaps)) + (chunks - len(matched)) * layers
+        pages = sum(map(len, gaps)) + windowed.pages(len(matched), chunks, passed)
         if lacking := self._lacking(pages, spare):
-            for block in matched:
-                cache.release(block)
+            self._let_go(matched, passed)
             self.prefetching.stall(overtaken)
             return lacking
         cache.weigh(sequence.request.tenant, sequence.request.weight)
@@ -89,11 +85,17 @@ class Admission:
         for block, missing in zip(matched, gaps, strict=True):
             cache.want(block, sequence.request.session)
             cache.fill(block, missing)
-        fresh = [cache.new_block(i, sequence.request.session, range(layers)) for i in range(len(matched), chunks)]
+        fresh = [
+            cache.new_block(i, sequence.request.session, windowed.of_block(i < passed))
+            for i in range(len(matched), chunks)
+        ]
         for block in fresh:
             cache.use(block)
         d.back()
-        sequence.blocks = matched + fresh
+        sequence.blocks, sequence.passed = matched + fresh, passed
+        cache.pass_(sequence.blocks[len(matched) : passed])
+        if windowed.tokens:
+            cache.standings.passes(sequence.request.session, passed)
         sequence.matched, sequence.found, sequence.load_id = len(matched), len(matched), 0
         sequence.computed = sequence.came = 0
         sequence.heard_s = d.now
@@ -109,15 +111,36 @@ class Admission:
             self._restart_without(sequence, first)
         return 0
 
+    def _usable(self, sequence: Sequence, matched: list[Block], usable: int) -> int:
+        """How many leading chunks may come from the cache, of `usable`. Where layers have windows, fewer chunks need
+        other pages than more do: so no more than can be had, which was learned (`Sequence.worth`) or is seen. Releases
+        the blocks of others."""
+        windowed = self.state.cache.windowed
+        if not windowed.tokens:
+            return usable
+        if sequence.worth is not None:
+            usable = min(usable, sequence.worth)
+        if not self.state.store_here:
+            usable = windowed.most_usable(matched[:usable])
+        self._let_go(matched[usable:], 0)
+        del matched[usable:]
+        return usable
+
+    def _let_go(self, blocks: list[Block], passed: int) -> None:
+        for n, block in enumerate(blocks):
+            self.state.cache.release(block, n < passed)
+
     def _worth_loading(self, sequence: Sequence, usable: int, gaps: list[list[int]]) -> Plan | None:
         """Number of incomplete chunks to load, if recomputing the others is faster even than a load from DRAM.
 
         None: load all, or there is no store.
         """
-        first, layers = leading(not g for g in gaps), self.state.shape.layers
+        first, windowed = leading(not g for g in gaps), self.state.cache.windowed
         if not self.state.store_here or first >= usable or not self.state.policy.load_plan:
             return None
-        missing = [Missing(len(gaps[i]) if i < len(gaps) else layers, Source.DRAM) for i in range(first, usable)]
+        passed = windowed.passed_after(usable)
+        pieces = [len(gaps[i]) if i < len(gaps) else windowed.pages(i, i + 1, passed) for i in range(first, usable)]
+        missing = [Missing(count, Source.DRAM) for count in pieces]
         if sequence.worth is not None:
             return Plan(min(max(sequence.worth - first, 0), len(missing)), 0.0, 0.0)
         chosen = self._plan(sequence, missing, usable)
@@ -166,8 +189,11 @@ class Admission:
         return 0
 
     def _open_load(self, sequence: Sequence, first: int, usable: int, gaps: list[list[int]]) -> None:
-        every = list(range(self.state.shape.layers))
-        wanted = [(i, gaps[i] if i < sequence.matched else every) for i in range(first, usable)]
+        windowed = self.state.cache.windowed
+        wanted = [
+            (i, gaps[i] if i < sequence.matched else windowed.of_block(i < sequence.passed))
+            for i in range(first, usable)
+        ]
         wanted = [(i, layers) for i, layers in wanted if layers]
         load = self.state.open_load(
             sequence.request.session,
@@ -184,10 +210,26 @@ class Admission:
         sequence.times.enter(Phase.LOCATE, self.state.now)
 
     def _restart_without(self, sequence: Sequence, first: int) -> None:
-        for block in sequence.blocks[first : sequence.matched]:
-            if not block.complete:
-                self.state.cache.lose(block)
+        self._lose(sequence, first)
         self.restart(sequence, Event.LOST)
+
+    def _lose(self, sequence: Sequence, first: int) -> None:
+        """Remove matched blocks from the index that lack pieces which cannot be loaded."""
+        for n, block in enumerate(sequence.blocks[first : sequence.matched], first):
+            if not self.state.cache.windowed.whole(block, n < sequence.passed):
+                self.state.cache.lose(block)
+
+    def _reads_more(self, sequence: Sequence, load: Load, found: int) -> bool:
+        """Fewer chunks were found than hoped, so that layers with a window read earlier pages as well: restart with
+        those chunks; after a second time, with what HBM has by itself. True if the sequence restarted."""
+        windowed = self.state.cache.windowed
+        if found >= load.upto or windowed.passed_after(found) == sequence.passed:
+            return False
+        self._lose(sequence, found)
+        here = windowed.most_usable(sequence.blocks[: min(found, sequence.matched)])
+        sequence.worth = found if sequence.worth is None else here
+        self.restart(sequence, Event.REPLANNED)
+        return True
 
     # ---- what the store said -----------------------------------------------------------------------------------
     def found(
@@ -203,7 +245,7 @@ class Admission:
         sequence.found_s = sequence.heard_s = self.state.now
         load.sources, load.due_s = sources[:chunks], due_s[:chunks]
         found = load.blocks[chunks].index if chunks < len(load.blocks) else load.upto
-        if self._replan(sequence, load, found):
+        if self._replan(sequence, load, found) or self._reads_more(sequence, load, found):
             return
         sequence.found = found
         if load.sources:
@@ -243,7 +285,8 @@ class Admission:
             self._give_up_if_silent(sequence)
             return False
         blocks, layers = sequence.blocks[:found], self.state.shape.layers
-        ready = leading(np.all([b.ready for b in blocks], axis=0)) if blocks else layers
+        unready = self.state.cache.windowed.unready(blocks, sequence.passed) if blocks else np.zeros((0, layers), bool)
+        ready = leading(~np.any(unready, axis=0))
         if ready < layers:
             if any(b.lost for b in blocks):
                 self.restart(sequence, Event.LOST)
@@ -317,15 +360,26 @@ class Admission:
         """Release the sequence's blocks and load. Pages without other users are then free, purgeable or being saved."""
         load = self.state.loads.get(sequence.load_id)
         sequence.load_id = 0
-        for block in reversed(sequence.blocks):
-            self.state.cache.release(block)
+        for n in range(len(sequence.blocks) - 1, -1, -1):
+            self.state.cache.release(sequence.blocks[n], n < sequence.passed)
         if load is not None:
             load.sequence = None
             # otherwise other sequences wait for these pieces
-            if not any(block.users and not block.complete for block in load.blocks):
+            if not any(
+                block.users and not block.ready[layers].all()
+                for block, layers in zip(load.blocks, load.layers, strict=True)
+            ):
                 self.state.abort_load(load)
         sequence.blocks = []
-        sequence.computed, sequence.found, sequence.matched, sequence.whole = 0, None, 0, 0
+        sequence.computed, sequence.found, sequence.matched, sequence.whole, sequence.passed = 0, None, 0, 0, 0
+
+    def pass_(self, sequence: Sequence) -> None:
+        """Tokens of the sequence are in its blocks: it may have passed more of them."""
+        cache = self.state.cache
+        if (passed := cache.windowed.passed(sequence.computed)) > sequence.passed:
+            cache.pass_(sequence.blocks[sequence.passed : passed])
+            sequence.passed = passed
+            cache.standings.passes(sequence.request.session, passed)
 
     def extend(self, sequence: Sequence, upto_tokens: int) -> int:
         """Add blocks up to `upto_tokens` tokens. Returns 0, or the number of missing pages, with nothing changed."""

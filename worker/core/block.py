@@ -18,8 +18,8 @@ NO_PAGE = -1
 class Reach(IntEnum):
     """When a block's pages can be reclaimed."""
 
-    NEVER = 0  # in use, or not in the index
-    LATER = 1  # unused, but a transfer or its save is under way
+    NEVER = 0  # in use (and not `outside`), or not in the index
+    LATER = 1  # a transfer or its save is under way, and nothing else keeps it
     NOW = 2  # purgeable
     HINTED = 3  # purgeable, but holds unused pages of a hint (`HbmCache.hold_hinted`)
 
@@ -38,8 +38,9 @@ class Block:
     """One chunk in HBM.
 
     pages: `[layers]` page ids or NO_PAGE. ready: `[layers]`, the page is known to be filled. users: number of sequences
-    that use it. moving: transfers under way, in either direction. sessions: sessions whose cache contains it, latest
-    last. hinted: `[layers]`, the page was taken for a hint and no request has used it yet.
+    that use it; passed: of these, those that have passed it (`worker.core.windowed`). moving: transfers under way, in
+    either direction. sessions: sessions whose cache contains it, latest last. hinted: `[layers]`, the page was taken
+    for a hint and no request has used it yet.
     """
 
     index: int
@@ -49,6 +50,7 @@ class Block:
     sessions: dict[SessionKey, None] = field(default_factory=dict)
     key: bytes | None = None
     users: int = 0
+    passed: int = 0
     moving: int = 0
     lost: bool = False
     save: SaveState = SaveState.NONE
@@ -66,6 +68,17 @@ class Block:
     def purgeable(self) -> bool:
         """Whether it may lose pages now."""
         return not self.users and not self.moving and (self.save is SaveState.BELOW or self.save is SaveState.REFUSED)
+
+    @property
+    def outside(self) -> bool:
+        """In use, but all of its users have passed it, and a lower tier has it: its pages of layers with a window may
+        leave once no transfer is under way."""
+        return 0 < self.users == self.passed and (self.save is SaveState.BELOW or self.save is SaveState.WAITING)
+
+    @property
+    def bound(self) -> int:
+        """Pages that cannot be reclaimed before its users leave."""
+        return self.held - self.counted[1]
 
     @property
     def unsaved(self) -> bool:

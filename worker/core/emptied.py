@@ -44,6 +44,9 @@ def slabs_to_empty(
     if count <= 0 or not victims:
         return []
     pages = np.array([of.block.pages for of in victims])
+    for row, of in zip(pages, victims, strict=True):
+        if of.layers is not None:
+            row[~of.layers] = NO_PAGE
     at, layers = np.nonzero(pages != NO_PAGE)
     slabs = pages[at, layers] // pool.pages_per_slab
     taken = pool.taken_by_slab()

@@ -8,6 +8,7 @@ delivers events, asks for a step, executes instructions, runs the step and repor
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -164,8 +165,8 @@ class EngineCore:
 
     def quiet_steps(self, step: do.Step) -> int:
         """Number of identical decode-only steps, this one included, before the core must decide again without an event:
-        until an answer ends or a chunk becomes full. 1 if a waiting request may be admitted or a load is awaited.
-        Timers fall due in `quiet_s`."""
+        until an answer ends, a chunk becomes full or a block is passed. 1 if a waiting request may be admitted or a
+        load is awaited. Timers fall due in `quiet_s`."""
         size, batch, scheduling = self.state.shape.chunk_tokens, step.batch, self.scheduling
         self._quiet_live = len(self.live)
         if step.coming or scheduling.trials.told or self.admission.restarted or not scheduling.closed:
@@ -176,7 +177,8 @@ class EngineCore:
             return 1
         if len(batch) < len(self.live) - sum(s.state is State.WAITING for s in self.live.values()):
             return 1
-        return min(min(size - s.computed % size, s.max_tokens - s.generated) for s, _ in batch)
+        steps = self.state.cache.windowed.steps
+        return min(steps(s.computed, min(size - s.computed % size, s.max_tokens - s.generated)) for s, _ in batch)
 
     @property
     def quiet_s(self) -> float:
@@ -185,9 +187,9 @@ class EngineCore:
 
     def _awaited_layers(self, s: Sequence) -> list[do.Coming]:
         found = s.found or 0
-        while s.whole < found and s.blocks[s.whole].complete:
+        while s.whole < found and self.state.cache.windowed.whole(s.blocks[s.whole], s.whole < s.passed):
             s.whole += 1
-        return self.state.coming([b for b in s.blocks[s.whole : found] if not b.complete]) if s.whole < found else []
+        return self.state.coming(s.blocks[s.whole : found], s.passed - s.whole) if s.whole < found else []
 
     # ---- events ------------------------------------------------------------------------------------------------
     def handle(self, event: ev.Event, now: float) -> None:
@@ -252,7 +254,8 @@ class EngineCore:
         sequence = load.sequence if load is not None else None
         if sequence is not None and sequence.load_id == event.load_id:
             sequence.load_id = 0
-            if any(not b.complete and not b.moving for b in sequence.blocks[: sequence.found or 0]):
+            blocks, whole = sequence.blocks[: sequence.found or 0], self.state.cache.windowed.whole
+            if any(not whole(b, n < sequence.passed) and not b.moving for n, b in enumerate(blocks)):
                 self.admission.restart(sequence, Event.LOST)
 
     def _store_down(self) -> None:
@@ -373,17 +376,18 @@ class EngineCore:
 
     def validate(self, others: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. others: blocks of ended sequences with pages."""
-        users: dict[int, int] = {}
+        users, passed = Counter[int](), Counter[int]()
         blocks = {id(b): b for b in [*others, *self.saving.blocks]}
         for s in self.live.values():
             assert len(s.blocks) * self.state.shape.chunk_tokens >= s.computed
             assert s.state is not State.WAITING or not s.blocks
-            for block in s.blocks:
-                blocks[id(block)] = block
-                users[id(block)] = users.get(id(block), 0) + 1
+            assert not any(self.state.cache.windowed.gaps(s.blocks, s.passed)), "a page that is read is not there"
+            blocks |= {id(block): block for block in s.blocks}
+            users.update(map(id, s.blocks))
+            passed.update(map(id, s.blocks[: s.passed]))
         self.state.validate(list(blocks.values()))
         for at, block in blocks.items():
-            assert block.users == users.get(at, 0), "a page is held for nobody"
+            assert (block.users, block.passed) == (users[at], passed[at]), "a page is held for nobody"
         here = sum(s.state in (State.RUNNING, State.LOADING) for s in self.live.values())
         assert here <= self.state.policy.max_batch
         self.scheduling.service.validate()

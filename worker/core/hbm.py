@@ -6,10 +6,11 @@ section 3.4, cooperative memory). The order of victims is in `worker.core.victim
 
 Invariants (`validate`):
 - A block in the index has its index key; two blocks never share a page.
-- A block in use, with a transfer under way, or waiting to be saved is never purged.
+- A block in use, with a transfer under way, or waiting to be saved is never purged. Exception: what all of its users
+  have passed (`worker.core.windowed`).
 - `ready[l]` and `hinted[l]` are only true where `pages[l]` is a page.
-- Reclaimable pages are counted incrementally (`worker.core.page_counts`), so a block's `users`, `moving`, `save` and
-  `hinted` change only here.
+- Reclaimable pages are counted incrementally (`worker.core.page_counts`), so a block's `users`, `passed`, `moving`,
+  `save` and `hinted` change only here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contracts.ids import SessionKey
+from contracts.kv import leading
 from contracts.memory.victim_order import Rank, Standing
 from worker.core.block import NO_PAGE, Block, Reach, SaveState
 from worker.core.emptied import slabs_to_empty
@@ -30,6 +32,7 @@ from worker.core.pages import PagePool
 from worker.core.standings import Standings
 from worker.core.supply import FIXED, Supply
 from worker.core.victims import Limit, Victims, victims, within_parts
+from worker.core.windowed import NO_WINDOWS, Windowed
 
 #: Without a limit, `make_room` purges up to this many times what is needed, so that the next calls need not search.
 _SPARE_TIMES = 16
@@ -42,7 +45,7 @@ MOST_WEIGHTS = 10_000
 @dataclass(slots=True)
 class HbmCache:
     """The blocks of one model, over one PagePool. layer_priority: off, whole chunks are purged. supply: the rest of the
-    device's memory.
+    device's memory. windowed: the model's layers with a window; by default there are none.
 
     hold_hinted: pages loaded for a live hint are not purged before a request has used them; the opposite of cooperative
     memory.
@@ -51,6 +54,7 @@ class HbmCache:
     pool: PagePool
     layer_priority: bool = True
     hold_hinted: bool = False
+    windowed: Windowed = NO_WINDOWS
     index: dict[bytes, Block] = field(default_factory=dict)
     standings: Standings = field(default_factory=Standings)
     #: Pages purged to make room, by the victim's rank.
@@ -64,6 +68,10 @@ class HbmCache:
     weights: dict[str, float] = field(default_factory=dict)
     supply: Supply = FIXED
     _counts: PageCounts = field(default_factory=PageCounts)
+
+    def __post_init__(self) -> None:
+        if not len(self.windowed.layers):
+            self.windowed = Windowed(np.zeros(self.pool.layers, bool), 0, 1)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
     def new_block(self, index: int, session: SessionKey, layers: Iterable[int]) -> Block:
@@ -110,6 +118,34 @@ class HbmCache:
         block.users += 1
         self._count(block)
 
+    def match(self, keys: list[bytes], session: SessionKey) -> list[Block]:
+        """A sequence uses the leading blocks of these chunks that are in the index, from now on.
+
+        Where layers have windows, a later block is of use without those before it: blocks that are missing before the
+        last one are made, without pages, to be loaded or passed.
+        """
+        count, found = leading(key in self.index for key in keys), []
+        if self.windowed.tokens:
+            count = max((n for n, key in enumerate(keys, 1) if key in self.index), default=0)
+        for position, key in enumerate(keys[:count]):
+            if (block := self.index.get(key)) is None:
+                block = self.new_block(position, session, ())
+                self.mark(block, SaveState.BELOW)
+                self.enter(block, key)
+            block.index = position  # the key fixes the position; a hint's load only guessed it
+            self.use(block)
+            found.append(block)
+        return found
+
+    def pass_(self, blocks: Iterable[Block], by: int = 1) -> None:
+        """A user of these blocks has passed them. -1: it has not, after all. Frees what nobody can read any more."""
+        for block in blocks:
+            block.passed += by
+            self._count(block)
+            unlisted = block.key is None or block.lost
+            if unlisted and block.passed == block.users and not block.moving and block.save is not SaveState.WAITING:
+                self._strip(block, np.flatnonzero(self.windowed.layers).tolist())
+
     def pin(self, block: Block) -> None:
         """A transfer into or out of the block begins."""
         block.moving += 1
@@ -142,19 +178,10 @@ class HbmCache:
             blocks[i].hinted[:] = False
             self._count(blocks[i])
 
-    @staticmethod
-    def gaps(blocks: list[Block]) -> list[list[int]]:
-        """For each block, the layers without a page."""
-        if not blocks:
-            return []
-        missing = np.array([block.pages for block in blocks]) == NO_PAGE
-        return [
-            np.flatnonzero(row).tolist() if some else [] for row, some in zip(missing, missing.any(axis=1), strict=True)
-        ]
-
-    def release(self, block: Block) -> None:
-        """A sequence no longer uses the block. Frees it as `settle` does."""
+    def release(self, block: Block, passed: bool = False) -> None:
+        """A sequence no longer uses the block, which it had `passed` or not. Frees it as `settle` does."""
         block.users -= 1
+        block.passed -= passed
         self._count(block)
         self.settle(block)
 
@@ -219,14 +246,19 @@ class HbmCache:
 
     # ---- counts ------------------------------------------------------------------------------------------------
     def _count(self, block: Block) -> None:
-        self._counts.count(block, self._reach(block))
+        reach = self._reach(block)
+        self._counts.count(block, reach, self._reclaimable(block) if reach else 0)
+
+    def _reclaimable(self, block: Block) -> int:
+        """Pages that the block's reach is about."""
+        return int((block.pages[self.windowed.layers] != NO_PAGE).sum()) if block.users else block.held
 
     def _reach(self, block: Block) -> Reach:
-        if block.users or block.key is None or block.lost:
+        if (block.users and not block.outside) or block.key is None or block.lost:
             return Reach.NEVER
         if block.moving or block.save is SaveState.WAITING:
             return Reach.LATER
-        if not block.purgeable:
+        if not block.users and not block.purgeable:
             return Reach.NEVER
         return Reach.HINTED if self.hold_hinted and block.hinted.any() else Reach.NOW
 
@@ -276,7 +308,7 @@ class HbmCache:
     def _purge(self, rank: Rank, block: Block, layers: list[int]) -> None:
         self.purged[rank] += len(layers)
         self._strip(block, layers)
-        if not block.ready.any():
+        if not block.users and not block.ready.any():
             self._drop(block)
 
     def room(self, now: float, below: Limit, tenant: str | None = None) -> int:
@@ -295,8 +327,9 @@ class HbmCache:
         spare = tenant is not None and tenant not in within
         by_layer, hold = self.layer_priority, self.hold_hinted
         return victims(
-            blocks, self.standings, now, by_layer=by_layer, hold_hinted=hold, below=below, within=within, spare=spare
-        )
+            blocks, self.standings, now, by_layer=by_layer, hold_hinted=hold, below=below, within=within, spare=spare,
+            windowed=self.windowed,
+        )  # fmt: skip
 
     def free_held(self) -> bool:
         """Release pages held (`hold_hinted`) for hinted sessions whose requests are here. Such a request may wait for
@@ -355,10 +388,11 @@ class HbmCache:
         usable = np.array([b.ready | b.hinted for b in blocks], bool).reshape(here.shape)
         assert not (usable & ~here).any()
         for block, held in zip(blocks, here.sum(axis=1).tolist(), strict=True):
-            assert block.users >= 0 and block.moving >= 0 and block.held == held
+            assert block.users >= block.passed >= 0 <= block.moving and block.held == held
         walked = PageCounts()
         for block in self.index.values():
             reach = self._reach(block)
-            assert block.counted == ((reach, block.held) if reach else (Reach.NEVER, 0)), "a block was counted wrongly"
+            reclaimable = self._reclaimable(block) if reach else 0
+            assert block.counted == (reach, reclaimable), "a block was counted wrongly"
             walked.add(*block.counted)
         assert walked == self._counts, "pages that could be had were counted wrongly"

@@ -15,9 +15,9 @@ class PageCounts:
     now: int = 0
     hinted: int = 0
 
-    def count(self, block: Block, reach: Reach) -> None:
-        """Count the block with this reach and its current pages."""
-        counted = (reach, block.held) if reach else (Reach.NEVER, 0)
+    def count(self, block: Block, reach: Reach, pages: int) -> None:
+        """Count so many of the block's pages with this reach."""
+        counted = (reach, pages) if reach else (Reach.NEVER, 0)
         if counted != block.counted:
             self.add(*block.counted, -1)
             self.add(*counted)

@@ -32,14 +32,14 @@ class Holding:
 def holding(sequence: Sequence) -> Holding:
     """Pages that only `sequence` holds."""
     own = [block for block in sequence.blocks if block.users == 1]
-    later = sum(block.held for block in own if block.save is SaveState.WAITING)
-    return Holding(sequence, sum(block.held for block in own) - later, later)
+    later = sum(block.bound for block in own if block.save is SaveState.WAITING)
+    return Holding(sequence, sum(block.bound for block in own) - later, later)
 
 
 def together(sequences: Iterable[Sequence]) -> int:
     """Pages that only these sequences hold, shared ones counted once."""
     used: Counter[Block] = Counter(block for s in sequences for block in s.blocks)
-    return sum(block.held for block, users in used.items() if block.users == users)
+    return sum(block.bound for block, users in used.items() if block.users == users)
 
 
 def victim(

@@ -3,13 +3,13 @@
 A hint with an expected arrival waits in DRAM for half of that time: earlier in HBM, others would evict it before the
 request comes. Half, because arrivals scatter around the expected time. More urgent sessions go first (SYMPHONY, section
 3.6), then lower bands, then earlier arrivals (3.4). A band displaces only what ranks under it;
-without room the cache stays in DRAM.
+without room the cache stays in DRAM. Of layers with a window, only what the request will read is loaded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from contracts.ids import SessionKey
@@ -115,7 +115,9 @@ class Offers:
     def unasked(self, offer: Offer) -> int:
         """Pages of the offer that were not requested and are not in HBM."""
         every = range(layers_of(offer.band, self._layers, self._bands).start, self._layers)
-        return sum(len(_gaps(self._cache.index.get(key), every)) for key in offer.keys)
+        passed, few = self._passed(offer, every)
+        gaps = (_gaps(self._cache.index.get(key), few if i < passed else every) for i, key in enumerate(offer.keys))
+        return sum(map(len, gaps))
 
     def take(self, now: float) -> Band | None:
         """Take pages, marked as hinted, for the next incomplete band, or for as many of its first chunks as fit. None:
@@ -145,7 +147,8 @@ class Offers:
     def _take(self, offer: Offer, layers: range, below: Limit, now: float, *, search: bool) -> tuple[Band | None, bool]:
         """The part of the band that fits, and whether that is all of it. search: look for room for missing pages."""
         cache = self._cache
-        gaps = [_gaps(cache.index.get(key), layers) for key in offer.keys]
+        passed, few = self._passed(offer, layers)
+        gaps = [_gaps(cache.index.get(key), few if i < passed else layers) for i, key in enumerate(offer.keys)]
         missing = sum(map(len, gaps))
         if not missing or not search:
             return None, not missing
@@ -160,7 +163,7 @@ class Offers:
         band = Band(offer, offer.band, [], [], [])
         for i, key in enumerate(offer.keys[:count]):
             block = cache.index.get(key)
-            lacking = _gaps(block, layers)  # making room may have purged a part of it
+            lacking = _gaps(block, few if i < passed else layers)  # making room may have purged a part of it
             if not lacking:
                 continue
             if len(lacking) > cache.pool.free:
@@ -178,6 +181,12 @@ class Offers:
             band.layers.append(lacking)
         return (band if band.keys else None), whole
 
+    def _passed(self, offer: Offer, layers: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """How many chunks the offer's request will have passed, and which of these layers it reads of them."""
+        windowed = self._cache.windowed
+        passed = windowed.passed_after(len(offer.keys))
+        return passed, [layer for layer in layers if not windowed.layers[layer]] if passed else layers
 
-def _gaps(block: Block | None, layers: range) -> list[int]:
+
+def _gaps(block: Block | None, layers: Sequence[int]) -> list[int]:
     return list(layers) if block is None else [layer for layer in layers if block.pages[layer] == NO_PAGE]

@@ -43,6 +43,8 @@ class Prefetching:
         d, now, session = self.state, self.state.now, message.session
         expires = now + max(message.expires_s, 0.001)
         d.cache.standings.advise(session, message.priority, expires, now)
+        if d.cache.windowed.tokens:
+            d.cache.standings.passes(session, d.cache.windowed.passed_after(len(message.keys)))
         for key in message.keys:
             block = d.cache.index.get(key)
             if block is not None:

@@ -343,6 +343,7 @@ class Scheduling:
             self.state.token_rate.add(steps, self.state.now)
         s.computed += count * steps
         self.saving.keep_full_chunks(s, s.computed - count * steps)
+        self.admission.pass_(s)
 
     def went_on(self, step_s: float) -> None:
         """Several steps ran in one turn: groups were here until the last one, of `step_s`, began."""

@@ -90,8 +90,10 @@ class Sequence:
     load_id: int = 0
     #: Leading chunks usable when the load ends; None until the store has answered.
     found: int | None = None
-    #: Leading blocks known to be complete.
+    #: Leading blocks known to have all that it reads.
     whole: int = 0
+    #: Leading blocks of which it reads layers without a window only (`worker.core.windowed`).
+    passed: int = 0
     #: Leading chunks that were in HBM at admission, wholly or partly.
     matched: int = 0
     #: Leading chunks to use from the cache; computing the rest is faster. None: all.

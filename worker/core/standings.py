@@ -35,6 +35,7 @@ class Standings:
     #: The last use of any session.
     latest_s: float = -math.inf
     _last_use: dict[SessionKey, float] = field(default_factory=dict)
+    _passed: dict[SessionKey, int] = field(default_factory=dict)
 
     def advise(self, session: SessionKey, priority: int, until_s: float, now: float) -> None:
         """Record a hint. It replaces an older one and counts as a use."""
@@ -68,6 +69,16 @@ class Standings:
         self.latest_s = max(self.latest_s, now)
         _forget_half(self._last_use)
 
+    def passes(self, session: SessionKey, blocks: int) -> None:
+        """The session's next turn will have passed so many of its leading blocks (`worker.core.windowed`)."""
+        self._passed.pop(session, None)
+        self._passed[session] = blocks
+        _forget_half(self._passed)
+
+    def passed(self, session: SessionKey) -> int:
+        """Number of leading blocks that the session's next turn will have passed; 0 if unknown."""
+        return self._passed.get(session, 0)
+
     def of(self, session: SessionKey, now: float) -> Standing:
         """The session's standing."""
         last_use = self._last_use.get(session, 0.0)
@@ -93,7 +104,7 @@ class Standings:
         return strongest(self.of(session, now) for session in sessions)
 
 
-def _forget_half(by_age: dict[SessionKey, Advice] | dict[SessionKey, float]) -> None:
+def _forget_half(by_age: dict[SessionKey, Advice] | dict[SessionKey, float] | dict[SessionKey, int]) -> None:
     if len(by_age) > MOST_SESSIONS:
         for session in list(by_age)[: MOST_SESSIONS // 2]:
             del by_age[session]

@@ -129,7 +129,8 @@ class CoreState:
         self._close(load)
 
     def closed(self, event: LoadClosed) -> Load | None:
-        """The load has ended. Blocks in use that miss pieces are lost. Returns None if it was aborted before."""
+        """The load has ended. Blocks in use that miss pieces which are read are lost. Returns None if it was aborted
+        before."""
         load = self.loads.get(event.load_id)
         if load is not None:
             self._learn(load, event)
@@ -143,7 +144,7 @@ class CoreState:
             self.cache.unpin(block)
             if block.ready[layers].all() or block.key is None or block.lost:
                 self.cache.settle(block)
-            elif load.hint or not block.users:
+            elif load.hint or not self.cache.windowed.waited_for(block, layers):
                 self.cache.give_up(block, layers)
             else:
                 self.cache.lose(block)
@@ -159,11 +160,12 @@ class CoreState:
                 slowest, event.first_s - load.asked_s, (event.last_s - event.first_s) / pieces, self.now
             )
 
-    def coming(self, blocks: list[Block]) -> list[do.Coming]:
-        """Layers still being loaded into these blocks. A layer that no load brings is listed with load 0."""
+    def coming(self, blocks: list[Block], passed: int) -> list[do.Coming]:
+        """Layers still being loaded into these blocks, for a sequence that has passed the first `passed`. A layer that
+        no load brings is listed with load 0."""
         found = []
-        for block in blocks:
-            missing = set(np.flatnonzero(~block.ready).tolist())
+        for block, unready in zip(blocks, self.cache.windowed.unready(blocks, passed) if blocks else (), strict=True):
+            missing = set(np.flatnonzero(unready).tolist())
             for load in self.loads.values():
                 if not missing:
                     break

@@ -1,6 +1,7 @@
 """Which pages leave HBM first, in the order of `contracts.memory.victim_order` (SYMPHONY, section
 3.4): rank, least urgent priority, highest layer, least recently used session, latest chunk. Unsaved blocks leave before
-all others, and whole.
+all others, and whole. Pages of layers with a window (`worker.core.windowed`) stand as nobody's where all sessions have
+passed the block. A block in use loses them only, and only if all sequences that use it have passed it.
 
 Of several tenants that use their caches, each has a share of the pages by weight. Recently used blocks of a tenant
 within its share leave last (docs/design/0022).
@@ -17,26 +18,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from contracts.memory.victim_order import NOBODY, Rank, Standing
-from worker.core.block import Block
+from worker.core.block import Block, SaveState
 from worker.core.standings import Standings
+from worker.core.windowed import Windowed
 
 if TYPE_CHECKING:
     from contracts.ids import SessionKey
 
 #: (rank, -priority, -layer): victims that rank under it may leave.
 Limit = tuple[int, int, int]
+#: bool `[layers]`: those of a block that may leave; None: all.
+Layers = npt.NDArray[np.bool_] | None
 #: How long after its last use a cache counts as in use, in seconds: a pause in a conversation.
 KEPT_S = 300.0
 
 
 class Ranked(NamedTuple):
-    """A block that may lose pages. kept: for its tenant; such blocks leave last. Unsaved ones stand as NOBODY."""
+    """A block that may lose pages of `layers`. kept: for its tenant; such blocks leave last. Unsaved ones stand as
+    NOBODY."""
 
     kept: bool
     standing: Standing
     block: Block
+    layers: Layers = None
 
 
 @dataclass(slots=True)
@@ -48,22 +55,25 @@ class Victims:
     below: Limit | None
     unsaved: list[Block] = field(default_factory=list)
     pages: int = 0
-    #: (last use, -index, block), by (kept for its tenant, rank, -priority).
-    _groups: dict[tuple[bool, int, int], list[tuple[float, int, Block]]] = field(default_factory=dict)
+    #: (last use, -index, block, layers), by (kept for its tenant, rank, -priority).
+    _groups: dict[tuple[bool, int, int], list[tuple[float, int, Block, Layers]]] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """Number of pages that could be freed."""
         return self.pages + sum(block.held for block in self.unsaved)
 
-    def add(self, block: Block, standing: Standing, *, kept: bool) -> None:
-        """Add a block that may lose pages. kept: whether it is kept for its tenant."""
+    def add(self, block: Block, standing: Standing, *, kept: bool, layers: Layers = None) -> None:
+        """Add a block that may lose pages of `layers`. kept: whether it is kept for its tenant."""
         rank, urgency, last_use_s = standing
         first = self._first_layer((rank, urgency))
-        held = block.held if not first else int((block.pages[first:] >= 0).sum())
+        if layers is None:
+            held = block.held if not first else int((block.pages[first:] >= 0).sum())
+        else:
+            held = int((block.pages >= 0)[first:][layers[first:]].sum())
         if held:
             self.pages += held
-            self._groups.setdefault((kept, rank, urgency), []).append((last_use_s, -block.index, block))
+            self._groups.setdefault((kept, rank, urgency), []).append((last_use_s, -block.index, block, layers))
 
     def first(self, count: int) -> list[tuple[Rank, Block, list[int]]]:
         """The first `count` pages in the module's order, or all: (rank, block, layers that leave)."""
@@ -71,8 +81,12 @@ class Victims:
         for group in sorted(self._groups):
             if count <= 0:
                 break
-            blocks = [block for _, _, block in sorted(self._groups[group], key=lambda v: v[:2])]
+            found = sorted(self._groups[group], key=lambda v: v[:2])
+            blocks = [block for _, _, block, _ in found]
             here = np.array([block.pages for block in blocks]) >= 0
+            for row, (_, _, _, of) in zip(here, found, strict=True):
+                if of is not None:
+                    row &= of
             here[:, : self._first_layer(group[1:])] = False
             top = here.shape[1] - 1
             down = here[:, ::-1]  # highest layers first
@@ -87,9 +101,9 @@ class Victims:
     def ranked(self) -> list[Ranked]:
         """All of them, in ascending order of worth, without regard to layers."""
         saved = [
-            Ranked(kept, Standing(Rank(rank), urgency, last_use_s), block)
+            Ranked(kept, Standing(Rank(rank), urgency, last_use_s), block, layers)
             for kept, rank, urgency in sorted(self._groups)
-            for last_use_s, _, block in sorted(self._groups[kept, rank, urgency], key=lambda v: v[:2])
+            for last_use_s, _, block, layers in sorted(self._groups[kept, rank, urgency], key=lambda v: v[:2])
         ]
         return [Ranked(False, NOBODY, block) for block in self.unsaved] + saved
 
@@ -100,7 +114,7 @@ class Victims:
         if not self._groups:
             return None
         first = min(self._groups)
-        return Standing(Rank(first[1]), first[2], min(last_use_s for last_use_s, _, _ in self._groups[first]))
+        return Standing(Rank(first[1]), first[2], min(last_use_s for last_use_s, *_ in self._groups[first]))
 
     def _first_layer(self, group: tuple[int, int]) -> int:
         """The lowest layer that may leave in a group of (rank, -priority); larger than any layer if none may."""
@@ -138,6 +152,7 @@ def victims(
     below: Limit | None,
     within: frozenset[str] = frozenset(),
     spare: bool = False,
+    windowed: Windowed | None = None,
 ) -> Victims:
     """The victims among `blocks` at `now`. below: only pages that rank under it; unsaved blocks may always leave.
 
@@ -145,9 +160,11 @@ def victims(
     tenant.
     """
     found = Victims(by_layer, below)
+    windows = windowed.layers if windowed is not None and windowed.tokens else None
     known: dict[SessionKey, Standing] = {}
     for block in blocks:
-        if not block.purgeable:
+        outside = windows is not None and block.outside and block.save is SaveState.BELOW and not block.moving
+        if not (block.purgeable or outside):
             continue
         if block.unsaved:
             found.unsaved.append(block)
@@ -162,7 +179,13 @@ def victims(
         assert standing is not None
         if hold_hinted and standing[0] is Rank.ADVISED and block.hinted.any():
             continue
+        layers = windows if outside else None
+        if windows is not None and all(standings.passed(each) > block.index for each in block.sessions):
+            found.add(block, NOBODY._replace(last_use_s=standing.last_use_s), kept=False, layers=windows)
+            if outside:
+                continue
+            layers = ~windows
         kept = session.tenant in within and now - standing[2] <= KEPT_S
         if not (kept and spare):
-            found.add(block, standing, kept=kept)
+            found.add(block, standing, kept=kept, layers=layers)
     return found

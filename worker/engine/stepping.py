@@ -32,7 +32,7 @@ LAYER_TIMEOUT_S = 10.0
 
 class _Table:
     """Pages of one sequence's blocks, int64 `[layers, blocks]`, cached while it runs: its list of blocks only grows,
-    and a block in use keeps its pages."""
+    and a block in use keeps the pages that are read. Others are out of date where it lost or got them."""
 
     def __init__(self, blocks: list[Block], layers: int) -> None:
         self.blocks = blocks

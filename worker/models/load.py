@@ -163,6 +163,7 @@ def lay_out(
             head_dim=config.head_dim,
             chunk_tokens=chunk_tokens,
             dtype=dtype_name,
+            windows=tuple(window or 0 for window in config.windows) if any(config.windows) else (),
         ),
         dtype=served,
         layers=SlotTable(layers),
