@@ -89,8 +89,11 @@ def compared(title: str, rows: list[Any]) -> str:
 
 
 def back(found: Any) -> str:
-    of = ", ".join(f"{peak['seconds']:.1f} s (of {peak['lent']:.0f})" for peak in found["peaks"])
-    return f"After a peak's last first token all layers are back within {of}."
+    of = ", ".join(
+        f"{peak['seconds']:.1f} s ({peak['lent']:.0f} layers; requests ran for {peak['ran_s']:.0f} s more)"
+        for peak in found["peaks"]
+    )
+    return f"From when KV fits without lent memory, all layers are back within {of}."
 
 
 def wake(rows: list[Any]) -> str:

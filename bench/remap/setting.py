@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ _COUNTERS = {
     "now": "upbeat_worker_layers_lent{",
     "now_a": 'upbeat_worker_layers_lent{model="a"',
 }
-#: Tokens of a request at most.
-LONGEST = 1400
+#: Tokens of a request at most, and of a chunk.
+LONGEST, CHUNK_TOKENS = 1400, 64
 
 
 def token_bytes() -> int:
@@ -113,6 +114,26 @@ def figures(outcomes: list[Outcome]) -> dict[str, Any]:
         "tokens_s": round(sum(o.output_tokens for o in outcomes) / span_s, 2),
         "lateness_s": spread(o.sent_s - o.planned_s for o in outcomes),
     }
+
+
+def fits_from_s(outcomes: list[Outcome], tokens: int) -> float:
+    """From when on KV of all running requests fits into memory for so many tokens, with a chunk more for each, on the
+    load's clock. When each has its first token, nobody waits for memory."""
+    times = sorted(at_s for o in outcomes for at_s in (o.first_s, *_token_times(o), o.end_s))
+    over = [at_s for at_s in times if sum(_held(o, at_s) for o in outcomes) > tokens]
+    return max([*over, *(o.first_s for o in outcomes)])
+
+
+def _held(outcome: Outcome, at_s: float) -> int:
+    """Tokens of the chunks that a request holds at this time, and of the next one."""
+    if not outcome.first_s <= at_s < outcome.end_s:
+        return 0
+    here = outcome.prompt_tokens + 1 + sum(each <= at_s for each in _token_times(outcome))
+    return (here // CHUNK_TOKENS + 2) * CHUNK_TOKENS
+
+
+def _token_times(outcome: Outcome) -> list[float]:
+    return list(accumulate(outcome.gaps_s, initial=outcome.first_s))[1:]
 
 
 class Arm:
