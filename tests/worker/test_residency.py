@@ -355,8 +355,9 @@ def test_nobody_takes_a_place_that_he_gives_back_without_computing(seed: int) ->
     anything(seed, requests=15).finish()  # these went on for ever, in no time
 
 
-def in_no_time(seed: int) -> VirtualDevice:
-    """Four models that hardly fit in pairs, whose weights come in 2 ms, and hints of new sessions."""
+def in_no_time(seed: int, moves: bool = False) -> VirtualDevice:
+    """Four models that hardly fit in pairs, whose weights come in 2 ms, and hints of new sessions. moves: half of the
+    hints are of models that move here."""
     dice = random.Random(seed)
     room, copy_s = dice.choice([16, 20]), dice.choice([None, 1e-4])
     device = VirtualDevice(4, WEIGHTS + room, weights=WEIGHTS, copy_s=copy_s, step_tokens=1024)
@@ -365,8 +366,9 @@ def in_no_time(seed: int) -> VirtualDevice:
 
     def hint(name: str) -> None:
         now = device.world.now()
-        device.residency.expect(name, Expected(now + 1.0, now + 5.0))
+        device.residency.expect(name, Expected(now + 1.0, now + 5.0, moves and draw.random() < 0.5))
 
+    draw = random.Random(seed)
     for name in device.residency.models:
         for _ in range(6):
             device.world.at(dice.random() * 6.0, lambda name=name: hint(name))  # type: ignore[misc]
@@ -374,10 +376,10 @@ def in_no_time(seed: int) -> VirtualDevice:
     return device
 
 
-@pytest.mark.parametrize("seed", [1, 7])
-def test_weights_do_not_come_in_vain(seed: int) -> None:
-    """Seed 1: 958 times for hints, while others waited for memory. Seed 7: for ever, each model in turn."""
-    device = in_no_time(seed)
+@pytest.mark.parametrize(("seed", "moves"), [(1, False), (7, False), (0, True)])
+def test_weights_do_not_come_in_vain(seed: int, moves: bool) -> None:
+    """Seed 1: 958 times for hints, while others waited for memory. 7: for ever, each model in turn. 0: for a move."""
+    device = in_no_time(seed, moves)
     device.finish()
     assert total(device, "activations") < 60, "for forty requests"
 

@@ -217,6 +217,7 @@ class Residency:
         if ready == layers:
             resident.failures = 0
             resident.activations += 1
+            resident.expected = [each._replace(moves=False) for each in resident.expected]  # it has moved
             if (seconds := self._now - resident.since_s) > 0:
                 resident.loading_s += seconds
                 if not resident.crowded and resident.copy_bytes_s is None:
