@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -136,6 +137,19 @@ def _token_times(outcome: Outcome) -> list[float]:
     return list(accumulate(outcome.gaps_s, initial=outcome.first_s))[1:]
 
 
+async def _unless(
+    holds: Callable[[], bool], load: Coroutine[Any, Any, list[Outcome]], every_s: float = 0.05
+) -> list[Outcome] | None:
+    """The load's outcomes; None: it was cancelled, as `holds` did."""
+    running = asyncio.create_task(load)
+    while not (await asyncio.wait({running}, timeout=every_s))[0]:
+        if holds():
+            running.cancel()
+            await asyncio.wait({running})
+            return None
+    return running.result()
+
+
 class Arm:
     """A stack; within `with`. kv_mib: of the device's memory beside the weights."""
 
@@ -150,9 +164,8 @@ class Arm:
 
     def __enter__(self) -> Arm:
         self._stack.__enter__()
-        turn = PlannedTurn(" ".join(block_words(-1, 200)), 8, 0.0, 0.0)
         for name in self._models:
-            self._sent([PlannedSession(f"warm-up-{name}", (turn,), model=name)], Loop())
+            self.send_now(name, 1, words=200, answer=8, salt=-1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -175,7 +188,29 @@ class Arm:
         sessions = salted(find_sessions(requests), salt)
         return self._sent(plan(sessions, length_scale=1.0, time_scale=1.0, seed=1), loop or Loop())
 
-    def _sent(self, sessions: list[PlannedSession], loop: Loop) -> list[Outcome]:
+    def send_now(
+        self,
+        model: str,
+        count: int,
+        *,
+        words: int,
+        answer: int,
+        salt: int,
+        until: Callable[[], bool] = lambda: False,
+    ) -> list[Outcome]:
+        """The outcomes of so many requests for a model, all sent at once. salt: as in `send`. until: the clients leave
+        when it holds; it is asked every 50 ms."""
+        sessions = []
+        for number in range(count):
+            text = " ".join(block_words(1000 * salt + number, words))
+            sessions.append(
+                PlannedSession(f"{model}-{salt}-{number}", (PlannedTurn(text, answer, 0.0, 0.0),), model=model)
+            )
+        return self._sent(sessions, Loop(), until)
+
+    def _sent(
+        self, sessions: list[PlannedSession], loop: Loop, until: Callable[[], bool] = lambda: False
+    ) -> list[Outcome]:
         names = list(self._models)
         endpoint = Endpoint(
             self._stack.url,
@@ -184,7 +219,9 @@ class Arm:
             timeout_s=120.0,
             models={name: name for name in names},
         )
-        outcomes = asyncio.run(run_load(endpoint, sessions, RealClock(), loop=loop))
+        outcomes = asyncio.run(_unless(until, run_load(endpoint, sessions, RealClock(), loop=loop)))
+        if outcomes is None:
+            return []
         failed = [o.error for o in outcomes if o.error is not None]
         if failed or not outcomes:
             raise StackError(f"{self.name}: {len(failed)} of {len(outcomes)} requests failed: {failed[:1]}")

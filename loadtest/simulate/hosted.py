@@ -166,7 +166,7 @@ class HostedModel:
             case do.Refuse(request_id):
                 raise RuntimeError(f"{self.kind.model} refused {request_id}")
             case _:
-                pass  # logs need no simulation
+                pass  # logs, and copies within HBM, take no time
 
     def _is_here(self, coming: do.Coming) -> bool | None:
         load = self.loads.get(coming.load_id) or self._closed.get(coming.load_id)

@@ -354,7 +354,7 @@ def test_parts_are_by_weight_and_only_of_those_who_use_their_caches() -> None:
         mine = cached(cache, b"m", MINE, used_s=1)
         for n in range(3):
             cached(cache, bytes([n]), FLOOD, index=n, used_s=now)
-        cache.weigh("mine", weight)
+        cache.standings.weigh("mine", weight)
         assert cache.make_room(4, now=now) and len(here(mine)) == stays
 
 

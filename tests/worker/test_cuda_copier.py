@@ -172,6 +172,27 @@ def test_a_save_follows_what_was_computed_before_it_and_ends_when_its_bytes_are_
     later()
 
 
+def test_a_page_moves_after_its_load_and_before_later_saves(harness: Harness) -> None:
+    harness.load(1)
+    moving = threading.Thread(target=lambda: harness.copier.move(numbers(1), numbers(5)))
+    moving.start()
+    while len(harness.compute.work) < 3:  # its wait, its copy, its mark
+        moving.join(0.001)
+    saving = threading.Thread(target=lambda: harness.copier.save(harness.arena, numbers(0), numbers(5)))
+    saving.start()
+    while len(harness.saves.work) < 3:
+        saving.join(0.001)
+    for stream in (harness.saves, harness.compute, harness.loads):  # the last one first
+        assert moving.is_alive() and saving.is_alive()
+        stream.run()
+    for stream, thread in ((harness.compute, moving), (harness.saves, saving)):
+        stream.run()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert np.array_equal(harness.kv.page_bytes_view(5), harness.piece(1))
+    assert np.array_equal(harness.piece(0), harness.piece(1))
+
+
 def test_the_arena_is_locked_as_a_whole_until_another_takes_its_place(harness: Harness) -> None:
     harness.copier.adopt(harness.arena)
     assert harness.locks.held == {harness.arena.ctypes.data: harness.arena.nbytes}

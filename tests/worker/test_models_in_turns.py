@@ -182,6 +182,32 @@ def test_weights_that_come_over_several_links_answer_the_same(
     assert not any(link.buffers for link in links)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_pages_of_an_answer_that_goes_on_move_out_of_the_way_of_weights(
+    directory: Path, tmp_path: Path, kernels: str
+) -> None:
+    """Two answers fill slabs together. When one has ended, weights get the memory of its half; nobody is preempted."""
+    prompts = [[7 + (n * k) % 60 for n in range(40)] for k in (1, 3)]
+
+    def said(r: Running, disturbed: bool) -> list[list[int]]:
+        short, long = (r.submit("one", n, prompt) for n, prompt in zip((400, 700), prompts, strict=True))
+        r.until(lambda: short in r.answers.ends)
+        if disturbed:
+            r.ask("two")
+            assert long not in r.answers.ends
+        return [r.answers.wait(name) for name in (short, long)]
+
+    with running(directory, tmp_path / "alone", hbm_mib=16, kernels=kernels) as r:
+        expected = said(r, disturbed=False)
+        weights = r.residency.models["one"].granules
+    slabs = 4 * -(-2 * 440 // CHUNK // 16)
+    memory = 2 * weights + slabs // 2 + 4
+    with running(directory, tmp_path / "shared", hbm_mib=memory * GRANULE / 2**20, kernels=kernels) as r:
+        assert said(r, disturbed=True) == expected
+        one = r.engine("one")
+        assert one.executor.moves and not one.core.scheduling.preemptions
+
+
 @pytest.mark.parametrize(("failing", "images_gib"), [("no room", 0), ("no directory", None), ("no directory", 1)])
 def test_without_images_weights_come_from_the_checkpoint_also_when_it_has_vanished(
     directory: Path, tmp_path: Path, failing: str, images_gib: float | None

@@ -23,7 +23,7 @@ class VirtualLoader:
         self.pages, self.table, self.world = pages, table, world
         self.to_engine: Callable[[object], None] = lambda event: None
         self.copy_s = 0.001
-        self.loaded, self.saved = {"demand": 0, "hint": 0}, 0
+        self.loaded, self.saved, self.moved = {"demand": 0, "hint": 0}, 0, 0
         self._offered: dict[int, SaveOffer] = {}
 
     def pieces(self, message: kvstore_pb2.LoadPieces, arena: dict[int, np.ndarray]) -> None:
@@ -53,6 +53,12 @@ class VirtualLoader:
 
     def cancel(self, load: Transfer) -> None:
         self.world.at(self.copy_s, lambda: self._close(load))
+
+    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        assert not set(sources.tolist()) & set(targets.tolist())
+        assert {int(page) // LAYERS for page in (*sources, *targets)} <= self.pages.slabs, "a page is not mapped"
+        self.pages.numbers[targets] = self.pages.numbers[sources]
+        self.moved += len(sources)
 
     def halt(self, load: Transfer) -> None:
         load.closed = True

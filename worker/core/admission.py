@@ -80,7 +80,7 @@ class Admission:
             self._let_go(matched, passed)
             self.prefetching.stall(overtaken)
             return lacking
-        cache.weigh(sequence.request.tenant, sequence.request.weight)
+        cache.standings.weigh(sequence.request.tenant, sequence.request.weight)
         cache.claim(matched)
         for block, missing in zip(matched, gaps, strict=True):
             cache.want(block, sequence.request.session)

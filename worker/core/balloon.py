@@ -4,7 +4,8 @@ Each model's pool has a limit, which only this module moves. A model that is sho
 within no model's limit; unused parts of other limits; frozen layers of the trainer (`worker.core.loan`); pages of
 caches, its own and others', that are worth least (`worker.core.victims`); the rest of other caches; all that the
 trainer has; memory of layers (`worker.core.remap`); and at last it preempts less urgent sequences of other models.
-Pages in use never move. (docs/design/0035 says why a model's own cached pages do not always come first.)
+Pages in use move only within their model's memory, to empty slabs (`worker.core.consolidating`). docs/design/0035 says
+why a model's own cached pages do not always come first.
 
 A model within its part (an equal share of the memory among those used lately) loses cached pages only when nothing
 else is left, so one model's flood does not empty the others' caches.
@@ -47,6 +48,10 @@ class Yields(Protocol):
 
     def yield_to(self, now: float, rank: YieldRank, pages: int) -> bool:
         """Preempt one of them for so many pages. False if none can be, or pages come without."""
+        ...
+
+    def consolidate(self, slabs: int, now: float) -> None:
+        """Empty up to so many slabs by moving pages to others, and by purging cached ones of least worth."""
         ...
 
 
@@ -175,9 +180,14 @@ class Share:
             self.pool.set_limit(self.pool.limit - slabs)
 
     def give_cached(self, granules: int, now: float, under: Standing | None = None) -> None:
-        """Purge the cache for up to so many granules, and give them up. under: only what ranks under it."""
+        """Purge the cache for up to so many granules, and give them up; where pages in use lie in the way, they move.
+        under: only what ranks under it; nothing moves."""
+        left = self.total - granules
         self.cache.empty_slabs(-(-granules // self.slab_granules), now, under)
         self.give_up(granules)
+        if under is None and self.yields is not None and self.total > left:
+            self.yields.consolidate(-(-(self.total - left) // self.slab_granules), now)
+            self.give_up(self.total - left)
 
     # ---- what it gets: `Supply` --------------------------------------------------------------------------------
     def unused(self) -> int:

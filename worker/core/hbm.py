@@ -34,12 +34,10 @@ from worker.core.supply import FIXED, Supply
 from worker.core.victims import Limit, Victims, victims, within_parts
 from worker.core.windowed import NO_WINDOWS, Windowed
 
-#: Without a limit, `make_room` purges up to this many times what is needed, so that the next calls need not search.
+#: Without a limit, `make_room` purges up to this many times what is needed.
 _SPARE_TIMES = 16
 #: Sessions that a block remembers; beyond, the earliest are forgotten.
 MOST_OWNERS = 32
-#: Maximum number of tenants whose weights are remembered.
-MOST_WEIGHTS = 10_000
 
 
 @dataclass(slots=True)
@@ -64,8 +62,6 @@ class HbmCache:
     hints_wasted: int = 0
     #: Ready pages that requests found in HBM.
     hits: int = 0
-    #: Weights of tenants that have sent requests; 1 for others.
-    weights: dict[str, float] = field(default_factory=dict)
     supply: Supply = FIXED
     _counts: PageCounts = field(default_factory=PageCounts)
 
@@ -285,11 +281,20 @@ class HbmCache:
         short = pages - self.pool.free
         if found.total < short:
             return False
-        short -= self._drop_unsaved(found.unsaved, short, now) if short > 0 else 0
-        spare = 0 if below is not None else min(found.pages, self.pool.total // 64, _SPARE_TIMES * short)
-        for rank, block, layers in found.first(max(short, spare)) if short > 0 else ():
-            self._purge(rank, block, layers)
+        self._leave(found, short, now, _SPARE_TIMES if below is None else 0)
         return True
+
+    def shrink(self, pages: int, now: float) -> None:
+        """Purge up to so many pages, those of least worth first."""
+        if pages > 0:
+            self._leave(self._victims(now, None, None), pages, now)
+
+    def _leave(self, found: Victims, pages: int, now: float, times: int = 0) -> None:
+        """Purge so many of the victims' pages; or, if few and so that next calls need not search, `times` as many."""
+        pages -= self._drop_unsaved(found.unsaved, pages, now) if pages > 0 else 0
+        spare = min(found.pages, self.pool.total // 64, times * pages)
+        for rank, block, layers in found.first(max(pages, spare)) if pages > 0 else ():
+            self._purge(rank, block, layers)
 
     def empty_slabs(self, slabs: int, now: float, under: Standing | None = None) -> None:
         """Purge the pages of up to `slabs` slabs, for another model. under: only what ranks under it, and is not kept
@@ -315,15 +320,9 @@ class HbmCache:
         """Pages that `make_room` could provide with these arguments."""
         return self.pool.free + self.supply.unused() + self._victims(now, below, tenant).total
 
-    def weigh(self, tenant: str, weight: float) -> None:
-        """Record the tenant's weight."""
-        if len(self.weights) >= MOST_WEIGHTS:
-            self.weights.clear()
-        self.weights[tenant] = weight
-
     def _victims(self, now: float, below: Limit | None, tenant: str | None) -> Victims:
         blocks = self.index.values()
-        within = within_parts(blocks, self.standings, now, self.pool.total, lambda t: self.weights.get(t, 1.0))
+        within = within_parts(blocks, self.standings, now, self.pool.total, self.standings.weight)
         spare = tenant is not None and tenant not in within
         by_layer, hold = self.layer_priority, self.hold_hinted
         return victims(

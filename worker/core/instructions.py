@@ -98,6 +98,15 @@ class TurnEnded:
 
 # ---- the rest
 @dataclass(frozen=True, slots=True)
+class MovePages:
+    """Copy pages within the device's memory, before the pages or slabs of `sources` are used again. Both int64 `[n]`;
+    no page is in both."""
+
+    sources: Pages
+    targets: Pages
+
+
+@dataclass(frozen=True, slots=True)
 class MapSlabs:
     """Back these slabs with memory."""
 
@@ -165,6 +174,7 @@ Instruction = (
     | WithdrawAllSaves
     | Saved
     | TurnEnded
+    | MovePages
     | MapSlabs
     | UnmapSlabs
     | HbmHolds

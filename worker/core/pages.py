@@ -14,6 +14,7 @@ the limit are mapped only while all of them are used.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,8 +102,9 @@ class PagePool:
             slab = self._slabs[self._idle.pop()] if self._idle else self._map()
             slab.band = band
             self._open[band].add(slab.number)
-        if slab is None:
-            slab = next((s for b in range(self.bands - 1, -1, -1) if (s := self._fullest(b)) is not None), None)
+        return self._take_from(slab or self._fullest_of_any())
+
+    def _take_from(self, slab: _Slab | None) -> int:
         if slab is None:
             raise MemoryError("no free page")
         page = slab.free.pop()
@@ -128,6 +130,29 @@ class PagePool:
                     self._idle.append(slab.number)
             else:
                 self._open[slab.band].add(slab.number)
+
+    def move(self, slabs: Collection[int], layers: Mapping[int, int]) -> dict[int, int]:
+        """Empty these slabs: each of their taken pages moves to a free page of another used slab.
+
+        layers: the layer of each of these pages. Returns the new page of each, none of them in a slab of `to_map`.
+        Raises MemoryError, changing nothing, when the other slabs have too few free pages.
+        """
+        closed = {*slabs, *self.to_map}
+        shut = [(band, number) for band, numbers in enumerate(self._open) for number in numbers & closed]
+        for band, number in shut:
+            self._open[band].discard(number)
+        try:
+            if sum(len(self._slabs[n].free) for numbers in self._open for n in numbers) < len(layers):
+                raise MemoryError("too few free pages in other slabs")
+            moved = {
+                page: self._take_from(self._fullest(self.band_of(layer)) or self._fullest_of_any())
+                for page, layer in layers.items()
+            }
+        finally:
+            for band, number in shut:
+                self._open[band].add(number)
+        self.give(list(layers))
+        return moved
 
     def taken_by_slab(self) -> Pages:
         """Number of taken pages of each slab, int64 `[slabs]`, up to the highest mapped one."""
@@ -163,6 +188,9 @@ class PagePool:
     def _fullest(self, band: int) -> _Slab | None:
         numbers = self._open[band]
         return self._slabs[min(numbers, key=lambda n: (len(self._slabs[n].free), n))] if numbers else None
+
+    def _fullest_of_any(self) -> _Slab | None:
+        return next((s for b in range(self.bands - 1, -1, -1) if (s := self._fullest(b)) is not None), None)
 
     def validate(self) -> None:
         """Raise AssertionError when the ledger contradicts itself."""

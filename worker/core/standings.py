@@ -16,6 +16,8 @@ from contracts.memory.victim_order import Standing, standing, strongest
 
 #: Maximum number of remembered sessions; beyond, the oldest half becomes unadvised and last used long ago.
 MOST_SESSIONS = 20_000
+#: Maximum number of tenants whose weights are remembered.
+MOST_WEIGHTS = 10_000
 
 
 @dataclass(slots=True)
@@ -29,13 +31,24 @@ class Advice:
 
 @dataclass(slots=True)
 class Standings:
-    """Advisories and last uses, by session."""
+    """Advisories and last uses, by session; and weights of tenants."""
 
     advice: dict[SessionKey, Advice] = field(default_factory=dict)
     #: The last use of any session.
     latest_s: float = -math.inf
     _last_use: dict[SessionKey, float] = field(default_factory=dict)
     _passed: dict[SessionKey, int] = field(default_factory=dict)
+    _weights: dict[str, float] = field(default_factory=dict)
+
+    def weigh(self, tenant: str, weight: float) -> None:
+        """Record the weight of a tenant's part of the cache."""
+        if len(self._weights) >= MOST_WEIGHTS:
+            self._weights.clear()
+        self._weights[tenant] = weight
+
+    def weight(self, tenant: str) -> float:
+        """The tenant's weight; 1 if it has sent no request."""
+        return self._weights.get(tenant, 1.0)
 
     def advise(self, session: SessionKey, priority: int, until_s: float, now: float) -> None:
         """Record a hint. It replaces an older one and counts as a use."""

@@ -4,6 +4,7 @@ leave."""
 from __future__ import annotations
 
 from worker.core.balloon import YieldRank
+from worker.core.consolidating import consolidate
 from worker.core.engine_core import EngineCore
 from worker.core.preemption import together
 from worker.core.sequence import Sequence, State
@@ -28,6 +29,12 @@ class Yielding:
         """See `balloon.Yields`."""
         self._core.state.now = now
         return self._core.scheduling.give_way(self._after(rank), self._core.live.values(), pages)
+
+    def consolidate(self, slabs: int, now: float) -> None:
+        """See `balloon.Yields`."""
+        state, used = self._core.state, (b for s in self._core.live.values() for b in s.blocks)
+        if (moved := consolidate(state.cache, used, slabs, now)) is not None:
+            state.out.append(moved)
 
     def halt(self, now: float) -> None:
         """Preempt all sequences, as the model's weights leave. Their full chunks are saved; they wait."""

@@ -40,6 +40,8 @@ class Executor:
     salt_of: Callable[[str], bytes]
     link: StoreLink | None = None
     make_way: Callable[[], None] = lambda: None
+    #: How often pages have moved.
+    moves: int = 0
     #: Progress of the next step.
     progress: StepProgress = field(default_factory=StepProgress)
     #: None while traces are off.
@@ -66,6 +68,9 @@ class Executor:
             case do.TurnEnded(manifest, ended_s):
                 manifest.last_use_s = self.clock.wall() - (self.clock.now() - ended_s)
                 self._send(turn=kvstore_pb2.Turn(manifest=manifest_to_wire(manifest)))
+            case do.MovePages(sources, targets):
+                self.loader.move(sources, targets)
+                self.moves += 1
             case do.MapSlabs(slabs):
                 self.make_way()
                 for slab in slabs:

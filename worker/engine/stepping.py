@@ -32,7 +32,8 @@ LAYER_TIMEOUT_S = 10.0
 
 class _Table:
     """Pages of one sequence's blocks, int64 `[layers, blocks]`, cached while it runs: its list of blocks only grows,
-    and a block in use keeps the pages that are read. Others are out of date where it lost or got them."""
+    and a block in use keeps the pages that are read, unless they move (`instructions.MovePages`). Others are out of
+    date where it lost or got them."""
 
     def __init__(self, blocks: list[Block], layers: int) -> None:
         self.blocks = blocks
@@ -90,8 +91,9 @@ class Stepping:
     beside: Beside | None = None
     #: Updated at every layer.
     beats: Progress = field(default_factory=Progress)
-    #: Page tables of the last step's sequences.
+    #: Page tables of the last step's sequences, and how often pages had moved then.
     _tables: dict[Sequence, _Table] = field(default_factory=dict)
+    _moves: int = 0
 
     def run(self, step: Step, progress: StepProgress | None = None) -> Outcome:
         """Compute the step. Does not change its sequences.
@@ -159,6 +161,8 @@ class Stepping:
         failpoints.reach("step", [s.request for s, _ in batch])
         slices = []
         tables = {}
+        if self._moves != self.executor.moves:
+            self._moves, self._tables = self.executor.moves, {}
         for s, count in batch:
             chunks = -(-(s.computed + count) // self.executor.shape.chunk_tokens)
             known = self._tables.get(s)

@@ -121,6 +121,10 @@ class KvLoader:
                 load.closed = True
                 self.table.progress.notify_all()
 
+    def move(self, sources: Pages, targets: Pages) -> None:
+        """See `Copier.move`."""
+        self.copier.move(sources, targets)
+
     def offer(self, save: SaveOffer) -> None:
         """Copy the save's chunks when the store grants room. Call before asking the store. The pages stay pinned."""
         self._saves.put(save)

@@ -51,6 +51,11 @@ class Copier(Protocol):
         """
         ...
 
+    def move(self, sources: Pages, targets: Pages) -> None:
+        """Copies pages to other pages, after the compute and the loads so far; complete when it returns. No page is in
+        both. On the engine's thread."""
+        ...
+
     def settle(self) -> None:
         """Returns when all loads started before have ended."""
         ...
@@ -76,6 +81,10 @@ class HostCopier:
     def save(self, arena: Arena, offsets: Pages, pages: Pages) -> None:
         """See `Copier.save`."""
         self._copy(offsets + arena.ctypes.data, self._addresses(pages), self._kv.page_bytes)
+
+    def move(self, sources: Pages, targets: Pages) -> None:
+        """See `Copier.move`."""
+        self._copy(self._addresses(targets), self._addresses(sources), self._kv.page_bytes)
 
     def settle(self) -> None:
         """Copies have always ended."""

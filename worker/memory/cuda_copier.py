@@ -87,6 +87,13 @@ class CudaCopier:
         self._saves.copy(offsets + arena.ctypes.data, self._addresses(pages), self._kv.page_bytes)
         self._saves.mark().wait()
 
+    def move(self, sources: Pages, targets: Pages) -> None:
+        """See `Copier.move`."""
+        self._order(self._compute, frozenset([*sources.tolist(), *targets.tolist()]))
+        self._compute.copy(self._addresses(targets), self._addresses(sources), self._kv.page_bytes)
+        mark = self._written = self._compute.mark()
+        mark.wait()
+
     def settle(self) -> None:
         """See `Copier.settle`."""
         with self._lock:
