@@ -115,6 +115,20 @@ def test_a_lone_model_lends_to_itself_before_it_preempts_and_a_slow_link_never_l
     made.finish()
 
 
+def test_layers_come_back_when_what_runs_fits_with_a_chunk_more_for_each() -> None:
+    """Six sequences of three chunks, in slabs of a chunk, beside what others have left."""
+    made = device(1, WEIGHTS + 28, QUICK_S)
+    model = made.models[0]
+    model.runner.step_s = 0.7
+    for n in range(4):
+        model.submit(prompt(n, 1), 2 * CHUNK)
+    running = [model.submit(prompt(10 + n, 1), 6 * CHUNK) for n in range(6)]
+    made.go(lambda: lent(made)[0] > 0)
+    made.go(lambda: not lent(made)[0])
+    assert max(len(model.answers[name].tokens) for name in running) <= 3 * CHUNK
+    made.finish()
+
+
 def test_idle_models_lend_first_the_least_urgent_and_then_the_one_used_last() -> None:
     made = device(4, 4 * WEIGHTS + 12, QUICK_S, priorities=(0, 0, 1, 0))
     for number in (2, 1, 3, 0):

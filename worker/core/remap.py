@@ -106,7 +106,7 @@ class Remap:
 
     def _take_back(self, resident: Resident, now: float) -> None:
         lending = _of(resident)
-        growth = sum(each.least * len(each.yielding.on_device) for each in self.residents())
+        growth = sum(each.granules_of(_decodes(each)) for each in self.residents())
         if self.balloon.obtainable < lending.granules + growth or not self.balloon.collect(lending.granules, now):
             return
         lent, why = lending.lent - 1, Why.SLOW if self._is_slow(resident) else Why.CALM

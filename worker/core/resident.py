@@ -108,8 +108,13 @@ class Resident:
     @property
     def least(self) -> int:
         """Granules of KV without which it can do nothing: a chunk's."""
+        return self.granules_of(1)
+
+    def granules_of(self, chunks: int) -> int:
+        """Granules of KV for so many chunks more, all in new slabs."""
         pool = self.share.pool
-        return max(math.ceil(pool.layers / pool.pages_per_slab), pool.bands) * self.share.slab_granules
+        slabs = max(math.ceil(chunks * pool.layers / pool.pages_per_slab), pool.bands) if chunks else 0
+        return slabs * self.share.slab_granules
 
     @property
     def idle_since_s(self) -> float:
