@@ -2,20 +2,23 @@
 --corun`).
 
 The trainer trains the measured model on text made for it, and stops between points. Points alternate between splits, so
-that a slow stretch of the machine hits all of them.
+that a slow stretch of the machine hits all of them. Each point is visited several times, in a drawn order: a step of
+training takes seconds, and its parts slow inference unequally.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from contracts.corun import CorunFit
 from contracts.errors import ConfigError
@@ -43,18 +46,48 @@ _BEGIN_S, _UNIT_S, _SETTLE_S = 300.0, 1.0, 0.03
 
 @dataclass(frozen=True, slots=True)
 class CorunGrid:
-    """Points to measure. Held-out ones judge the fit. prompts: tokens of a prefill step. Steps a point: until there are
+    """Points to measure. Held-out ones judge the fit. prompts: tokens of a prefill step. Steps a visit: until there are
     `most` or `limit_s` has passed, at least three."""
 
     batches: tuple[int, ...] = (1, 4, 8, 16, 32, 64)
     contexts: tuple[int, ...] = (128, 512, 1024)
     held_out: tuple[tuple[int, int], ...] = ((2, 256), (6, 768), (12, 256), (24, 384), (48, 640))
     prompts: tuple[int, ...] = (64, 256)
-    most: int = 9
-    limit_s: float = 2.0
+    visits: int = 4
+    most: int = 5
+    limit_s: float = 1.0
 
 
-QUICK_CORUN = CorunGrid((1, 4, 16), (128, 512), ((2, 256), (12, 384)), (64,), 5, 0.5)
+QUICK_CORUN = CorunGrid((1, 4, 16), (128, 512), ((2, 256), (12, 384)), (64,), 1, 5, 0.5)
+
+
+class _Point(NamedTuple):
+    """A step to measure: `tokens` for each of `batch` sequences after `context`."""
+
+    batch: int
+    tokens: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"a prompt of {self.tokens}" if self.tokens > 1 else f"batch {self.batch} after {self.context}"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What visits of a point with one split have measured: steps' seconds, and trained tokens and seconds in all."""
+
+    steps: list[float] = field(default_factory=list)
+    trained: float = 0.0
+    span_s: float = 0.0
+
+    def measurement(self, split: tuple[int, int], point: _Point) -> Measurement:
+        """The median step."""
+        batch, tokens, context = point
+        seconds = statistics.median(self.steps)
+        if tokens > 1:
+            return Measurement(*split, 0, 0, seconds, tokens)
+        rate = self.trained / self.span_s if split[1] else 0.0
+        return Measurement(*split, batch, batch * (context + 1), seconds, 0, rate)
 
 
 def measure_corun(
@@ -186,28 +219,29 @@ class _Measuring:
 
     def all(self) -> CorunFit:
         """Measure every point at every split, and fit."""
-        grid = self._grid
-        fitted = [(b, c) for b in grid.batches if b <= self._max_batch for c in grid.contexts]
-        judged = [(b, c) for b, c in grid.held_out if b <= self._max_batch]
-        measured, held_out = list[Measurement](), list[Measurement]()
-        for into, points in ((measured, fitted), (held_out, judged)):
-            for batch, context in points:
-                found = [self._step(split, batch, 1, context) for split in self._splits]
-                into += found
-                self._say(f"corun, batch {batch} after {context}: {self._line(found)}")
-        for tokens in grid.prompts:
-            found = [self._step(split, 1, tokens, 0) for split in self._splits]
-            measured += found
-            self._say(f"corun, prompt of {tokens}: {self._line(found)}")
+        grid, dice = self._grid, random.Random(1)
+        fitted = [_Point(b, 1, c) for b in grid.batches if b <= self._max_batch for c in grid.contexts]
+        fitted += [_Point(1, tokens, 0) for tokens in grid.prompts]
+        judged = [_Point(b, 1, c) for b, c in grid.held_out if b <= self._max_batch]
+        seen = {(split, point): _Seen() for point in (*fitted, *judged) for split in self._splits}
+        for visit in range(grid.visits):
+            points = [*fitted, *judged]
+            for point in dice.sample(points, len(points)):
+                for split in self._splits:
+                    self._visit(seen[split, point], split, point)
+                medians = (
+                    f"{1e3 * statistics.median(seen[s, point].steps):.1f} ms with {s[0]}+{s[1]}" for s in self._splits
+                )
+                self._say(f"corun {visit + 1}/{grid.visits}, {point}: {', '.join(medians)}")
         self._trainer.rest()
         self._partition.use(self._partition.shares)
+        measured, held_out = (
+            [seen[split, point].measurement(split, point) for point in points for split in self._splits]
+            for points in (fitted, judged)
+        )
         return fit(self._partition.shares, measured, held_out)
 
-    @staticmethod
-    def _line(found: Sequence[Measurement]) -> str:
-        return ", ".join(f"{1e3 * m.seconds:.1f} ms with {m.infer}+{m.training}" for m in found)
-
-    def _step(self, split: tuple[int, int], batch: int, tokens: int, context: int) -> Measurement:
+    def _visit(self, seen: _Seen, split: tuple[int, int], point: _Point) -> None:
         infer, training = split
         self._partition.use(infer)
         if training:
@@ -215,15 +249,12 @@ class _Measuring:
         else:
             self._trainer.rest()
         time.sleep(_SETTLE_S)
-        slices = self._watch.slices(batch, tokens, context)
+        slices = self._watch.slices(*point)
         began_s, began = time.monotonic(), self._trainer.tokens()
         times = [self._watch.step(slices)[0] for _ in range(3)]
         while len(times) < self._grid.most and sum(times) < self._grid.limit_s:
             times.append(self._watch.step(slices)[0])
-        rate = (self._trainer.tokens() - began) / (time.monotonic() - began_s)
+        seen.steps += times
+        seen.trained += self._trainer.tokens() - began
+        seen.span_s += time.monotonic() - began_s
         self._trainer.process.take()
-        if tokens > 1:
-            return Measurement(infer, training, 0, 0, statistics.median(times), tokens)
-        return Measurement(
-            infer, training, batch, batch * (context + 1), statistics.median(times), 0, rate if training else 0.0
-        )
