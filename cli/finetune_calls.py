@@ -14,6 +14,7 @@ from contracts.identity import SCHEDULER
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc
 from storelink.channel import blocking_channel
+from storelink.credentials import Credentials
 
 TIMEOUT_S = 10.0
 _STATUS = {400: USAGE, 404: UNKNOWN}
@@ -32,9 +33,10 @@ def first_scheduler(gateway: Gateway, given: str) -> str:
 class Jobs:
     """The jobs of a fleet. Each call raises CallFailed with the scheduler's message."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, own: Credentials | None = None) -> None:
+        """own: the caller's certificate; None: `operator()`."""
         self._address = address
-        self._channel = blocking_channel(address, SCHEDULER, operator())
+        self._channel = blocking_channel(address, SCHEDULER, own or operator())
         self._stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)  # type: ignore[no-untyped-call]
 
     def submit(self, job: pb.FinetuneJob) -> pb.Finetune:

@@ -141,7 +141,7 @@ class Arm:
 
     def _harvested(self, job: Job) -> Iterator[Any]:
         config = load_config(self._stack.config_file, {"nodes": {"count": 1}})
-        jobs = Jobs(config.scheduler_addresses[0])
+        jobs = Jobs(config.scheduler_addresses[0], self._stack.operator)
         settings = {**asdict(JOB), "tpot_ms": 1e3 * self._target_s}
         jobs.submit(job_to_wire(Job(**{**_fields(job), "settings": Settings(**settings)})))
 
