@@ -18,6 +18,8 @@ def result() -> str:
     parts = [profile(found["profile"])]
     parts += [trace(found["trace"], settings)] if "trace" in found else []
     parts += [batches(found["batches"])] if "batches" in found else []
+    if (path := path.with_name("result-busy.json")).exists():
+        parts += [busy(read(path))]
     of = f"arrivals and lengths of {quoted(settings['trace'])}" if settings["trace"] else "drawn arrivals and lengths"
     return f"""
 `bench/harvest/run`, {quoted(str(found["date"])[:10])}, {machine["cores"]:.0f} cores of {quoted(machine["cpu"])}, commit
@@ -27,6 +29,16 @@ repeats; target {1e3 * settings["target_s"]:.0f} ms a token. {quoted(found["note
 
 {(chr(10) * 2).join(parts)}
 """
+
+
+def busy(found: Any) -> str:
+    settings, machine = found["settings"], found["machine"]
+    return (
+        f"With {settings['per_s']:.2f} requests/s and a target of {1e3 * settings['target_s']:.0f} ms "
+        f"({quoted(str(found['date'])[:10])}, {machine['cores']:.0f} cores of {quoted(machine['cpu'])}, commit "
+        f"{quoted(found['commit'])}, {settings['repeats']:.0f} repeats), serving alone is late too. "
+        + trace(found["trace"], settings)
+    )
 
 
 def profile(found: Any) -> str:
