@@ -13,7 +13,7 @@ from tests.worker.engine_harness import CHUNK, tiny_model
 from worker.measure import make_profile
 from worker.measure.corun import CorunGrid
 
-GRID = CorunGrid((1, 4), (32, 96), ((2, 64),), (256,), visits=2, most=500, limit_s=0.05)
+GRID = CorunGrid((1, 4), (32, 96), ((2, 64),), (256,), visits=2, most=2000, limit_s=0.25)
 
 
 def test_each_point_is_visited_in_a_drawn_order_with_every_split_and_fitted(
