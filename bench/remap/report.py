@@ -93,15 +93,16 @@ def back(found: Any) -> str:
         f"{peak['seconds']:.1f} s ({peak['lent']:.0f} layers; requests ran for {peak['ran_s']:.0f} s more)"
         for peak in found["peaks"]
     )
-    return f"From when KV fits without lent memory, all layers are back within {of}."
+    return f"From when all KV fits without lent memory until all layers are back: {of}."
 
 
 def wake(rows: list[Any]) -> str:
     by = {arm: sorted(row["ttft_s"] for row in rows if row["arm"] == arm) for arm in ("preempt", "remap")}
-    lent = [row["lent"] for row in rows if row["arm"] == "remap"]
+    lent = sorted({row["lent"] for row in rows if row["arm"] == "remap"})
+    layers = " to ".join(f"{count:.0f}" for count in dict.fromkeys((lent[0], lent[-1])))
     middle = {arm: Figure(median(of)) for arm, of in by.items()}
     return (
-        f"A model that lent {min(lent):.0f} to {max(lent):.0f} layers while idle answers its next prompt after "
+        f"A model that lent {layers} layers while idle answers its next prompt after "
         f"{middle['remap']:.2f} s ({by['remap'][0]:.2f} to {by['remap'][-1]:.2f}); with remapping off after "
         f"{middle['preempt']:.2f} s ({by['preempt'][0]:.2f} to {by['preempt'][-1]:.2f}): "
         f"{middle['remap'] / middle['preempt']:.2f} times."
