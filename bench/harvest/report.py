@@ -34,9 +34,9 @@ repeats; target {1e3 * settings["target_s"]:.0f} ms a token. {quoted(found["note
 def busy(found: Any) -> str:
     settings, machine = found["settings"], found["machine"]
     return (
-        f"With {settings['per_s']:.2f} requests/s and a target of {1e3 * settings['target_s']:.0f} ms "
+        f"A busier load, {settings['per_s']:.2f} requests/s, and a target of {1e3 * settings['target_s']:.0f} ms "
         f"({quoted(str(found['date'])[:10])}, {machine['cores']:.0f} cores of {quoted(machine['cpu'])}, commit "
-        f"{quoted(found['commit'])}, {settings['repeats']:.0f} repeats), serving alone is late too. "
+        f"{quoted(found['commit'])}, {settings['repeats']:.0f} repeats). "
         + trace(found["trace"], settings)
     )
 
