@@ -36,8 +36,7 @@ def busy(found: Any) -> str:
     return (
         f"A busier load, {settings['per_s']:.2f} requests/s, and a target of {1e3 * settings['target_s']:.0f} ms "
         f"({quoted(str(found['date'])[:10])}, {machine['cores']:.0f} cores of {quoted(machine['cpu'])}, commit "
-        f"{quoted(found['commit'])}, {settings['repeats']:.0f} repeats). "
-        + trace(found["trace"], settings)
+        f"{quoted(found['commit'])}, {settings['repeats']:.0f} repeats). " + trace(found["trace"], settings)
     )
 
 
