@@ -3,14 +3,15 @@
 Among dropped pieces whole slabs go before single pieces: otherwise one protected piece of a hint in each of many slabs
 would keep all of them from being evicted for the next hint.
 
-Searching is expensive. A plan looks at the first victims of all kinds once, keeps the slabs it found in order, and
-looks at more only while it has no other option, up to a limit. A slab costs at least as much as each victim that it
-holds, so the slabs of a victim are examined only when none that is known costs less.
+Searching is expensive. A plan looks at the first victims of all kinds once, one by one, keeps the slabs it found in
+order, and looks at more only while it has no other option, up to a limit. A slab costs at least as much as each victim
+that it holds, so a victim is looked at only when nothing that is known costs less.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import cast
 
 from contracts.memory.layer_bands import band_of, layers_of
@@ -19,6 +20,9 @@ from kvstore.core.eviction import Below, Victims, dropped, protected
 from kvstore.core.eviction_plan import EvictionPlan
 from kvstore.core.index import Chunk
 from kvstore.core.ledger import Ledger, Slab
+
+#: A victim: its key, chunk and layer.
+_Head = tuple[VictimKey, Chunk, int]
 
 #: Victims examined first, and the factor of each further search.
 LOOK, _FURTHER = 64, 16
@@ -47,14 +51,15 @@ class Defragmentation:
         self._most = most
         self.looked_at = 0
         self._values: dict[int, VictimKey | None] = {}
-        #: Of the last look: its victims that are not examined yet, the first last; slabs of the others; the slabs as
-        #: they were then; and slabs that can be evicted, a heap.
-        self._heads: list[tuple[VictimKey, Chunk, int]] = []
+        #: Of the last look: its victims, the next of them (None: no more), slabs of those before it, the slabs as they
+        #: were when it began, and slabs that can be evicted, a heap.
+        self._heads: Iterator[_Head] = iter(())
+        self._head: _Head | None = None
         self._seen: set[int] = set()
         self._layout = plan.layout()
         self._found: list[tuple[VictimKey, int, list[Slab]]] = []
-        self._looked = 0
-        self._all = False
+        self._limit = self._left = 0  #: of victims that the last look may look at, in all and from now on
+        self._all = False  #: it came to the end of them
 
     def next(self, cost: VictimKey | None) -> list[Slab] | None:
         """Remove and return the cheapest slabs whose eviction makes room for a new slab. None when there are none, or
@@ -62,28 +67,37 @@ class Defragmentation:
         while True:
             while self._found and any(self._plan.evicts(slab) for slab in self._found[0][2]):
                 heapq.heappop(self._found)
-            if self._heads:
-                least = self._heads[-1][0]
+            if self._head is not None:
+                least, chunk, layer = self._head
                 if (not self._found or least <= self._found[0][0]) and (cost is None or _perhaps(least, cost)):
-                    self._examine(*self._heads.pop()[1:])
+                    self._examine(chunk, layer)
+                    self._advance()
                     continue
             if self._found:
                 if cost is not None and not _rather(self._found[0][0], cost):
                     return None
                 return heapq.heappop(self._found)[2]
-            if self._all or self._looked >= self._most or (cost is not None and self._looked):
+            if self._all or self._limit >= self._most or (cost is not None and self._limit):
                 return None
             self._look()
 
     def _look(self) -> None:
-        """Look at the first victims, or at more of them than before."""
-        self._looked = self._looked * _FURTHER or LOOK
-        self._heads = self._victims.heads(self._looked, self._below)
-        self._heads.reverse()
-        self.looked_at += len(self._heads)
-        self._all = len(self._heads) < self._looked
+        """Begin to look at the first victims, or at more of them than before."""
+        self._limit = self._limit * _FURTHER or LOOK
+        self._heads = self._victims.heads(self._below)
+        self._left = self._limit
         self._seen.clear()
         self._layout = self._plan.layout()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Go on to the look's next victim."""
+        self._head = next(self._heads, None) if self._left else None
+        if self._head is not None:
+            self._left -= 1
+            self.looked_at += 1
+        elif self._left:
+            self._all = True
 
     def _examine(self, chunk: Chunk, layer: int) -> None:
         """Find slabs that can be evicted among those of a victim."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import insort
+from bisect import bisect_right, insort
+from collections.abc import Iterator
 from functools import lru_cache
 
 from contracts.ids import SessionKey
@@ -212,24 +213,20 @@ class Victims:
         self._popped[chunk.key, kind] = chunk
         self._enter_band(chunk, layer - 1, layers_of(kind.band, chunk.shape.layers)[0])
 
-    def heads(self, most: int, below: Below | None) -> list[tuple[VictimKey, Chunk, int]]:
-        """The first unskipped victim of every chunk and band, in order: those that `below` does not protect, up to
-        `most`."""
-        #: the next entry of each queue, and where it is
-        heads = [(e, 0, queue) for queue in self._queues.values() if (e := self._current(queue, 0)) is not None]
+    def heads(self, below: Below | None) -> Iterator[tuple[VictimKey, Chunk, int]]:
+        """The first unskipped victim of every chunk and band, in order, as far as `below` does not protect them. Found
+        one by one: the walk may go on meanwhile, and victims that it skips are left out."""
+        #: the next entry of each queue
+        heads = [(e, queue) for queue in self._queues.values() if (e := self._current(queue, 0)) is not None]
         heapq.heapify(heads)
-        found: list[tuple[VictimKey, Chunk, int]] = []
         while heads and not protected(heads[0][0][0], below):
-            (key, _, chunk, layer), position, queue = heads[0]
-            found.append((key, chunk, layer))
-            if len(found) == most:
-                break
-            following = self._current(queue, position + 1)
+            entry, queue = heads[0]
+            yield entry[0], entry[2], entry[3]
+            following = self._current(queue, bisect_right(queue.front, entry))
             if following is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (following, position + 1, queue))
-        return found
+                heapq.heapreplace(heads, (following, queue))
 
     def settle(self) -> None:
         """The walk is over."""
