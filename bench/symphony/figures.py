@@ -26,6 +26,10 @@ KIND_8B, KIND_13B = PRESETS["a100-llama-3.1-8b"], PRESETS["a100-llama-2-13b"]
 #: Longest conversations in tokens: the 8B model's context in the paper, and what fits a device beside others with 13B.
 MOST_8B, MOST_13B = 100_000, 24_000
 SYSTEMS = ("recompute", "infercept", "llumnix", "llumnix-infercept", "balanced")
+ARMS = (
+    "recompute", "prefix-caching", "infercept", "infercept-ssd", "lmcache-ssd",
+    "sticky", "sticky-hints", "balanced-no-hints", "balanced",
+)  # fmt: skip
 #: Loads up to past saturation of eight devices. 13B has six times the KV per token and saturates sooner.
 USERS_8B, USERS_13B = (64, 256, 512, 1024, 1536, 2048), (64, 128, 256, 384, 512, 640, 1024)
 #: Users start within this share of the warm-up, so that the queue of their histories is empty before counting.
@@ -354,6 +358,17 @@ def figure_21(bench: Bench) -> dict[str, Any]:
     return {"model": KIND_13B.model, "users": users, "rows": rows}
 
 
+# ---- systems that the paper does not compare -----------------------------------------------------------------------
+def arms(bench: Bench, kind: NodeKind, users: Sequence[int]) -> dict[str, Any]:
+    """vLLM with prefix caching, InferCept and LMCache with an SSD, and ours without hints, without moves, and without
+    both."""
+    return {
+        "model": kind.model,
+        "seeds": bench.seeds,
+        "rows": bench.mean_curve(kind, [VARIANTS[n] for n in ARMS], bench.users(users)),
+    }
+
+
 def busy(figure: Callable[[Bench], dict[str, Any]]) -> Callable[[Bench], dict[str, Any]]:
     """The figure with users as busy as the paper's."""
     return lambda bench: figure(replace(bench, load=loads.busy))
@@ -364,5 +379,7 @@ FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "19": figure_19,
     "20": figure_20, "21": figure_21, "16": figure_16, "14": figure_14, "6": figure_6, "2": figure_2, "4": figure_4,
     "5": figure_5,
+    "arms-8b": lambda bench: arms(bench, KIND_8B, (256, 512, 1536)),
+    "arms-13b": lambda bench: arms(bench, KIND_13B, (128, 256, 512)),
 }  # fmt: skip
-FIGURES |= {f"{name}-busy": busy(FIGURES[name]) for name in ("1", "11", "12", "15", "17")}
+FIGURES |= {f"{name}-busy": busy(FIGURES[name]) for name in ("1", "11", "12", "15", "17", "arms-8b", "arms-13b")}

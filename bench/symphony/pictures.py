@@ -33,6 +33,10 @@ STYLES: dict[str, tuple[str, str, str, str]] = {
     "balanced-no-hints": ("no hints", "#CC79A7", "P", "--"),
     "no balancing": ("no balancing (sticky), no hints", "#000000", "s", "--"),
     "sticky": ("sticky, all tiers", "#56B4E9", "x", ":"),
+    "sticky-hints": ("sticky, hints", "#56B4E9", "v", "-."),
+    "prefix-caching": ("vLLM, prefix caching", "#888888", "s", ":"),
+    "infercept-ssd": ("InferCept, SSD", "#D55E00", "x", ":"),
+    "lmcache-ssd": ("LMCache, SSD", "#E69F00", "D", "-."),
 }
 WIDE, NARROW, HIGH = 9.6, 5.4, 3.4
 
@@ -325,5 +329,5 @@ DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
     "1": figure_1, "2": figure_2, "4": figure_4, "5": figure_5, "6": figure_6, "11": against_users, "12": against_users,
     "13": against_users,
     "14": _two, "15": figure_15, "16": figure_16, "17": _two, "18": figure_18, "19": figure_19, "20": figure_20,
-    "21": figure_21,
+    "21": figure_21, "arms-8b": against_users, "arms-13b": against_users,
 }  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from contracts.ids import SessionKey
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
-from loadtest.simulate.mechanisms import ALL, BLOB, DRAM, HBM, NONE, PEER, Mechanisms
+from loadtest.simulate.mechanisms import ALL, BLOB, DRAM, HBM, NONE, PEER, SSD, Mechanisms
 from loadtest.simulate.node import SimulatedNode
 from loadtest.simulate.request import Request
 from loadtest.simulate.store import Blob, NodeStore
@@ -48,6 +48,7 @@ class Variant:
 
 #: InferCept's nodes: host memory; a request begins when all of its KV has arrived.
 _HOST = Mechanisms(frozenset((HBM, DRAM)), layerwise=False)
+_HOST_AND_DISK = replace(_HOST, tiers=_HOST.tiers | {SSD})
 #: LMCache as SYMPHONY compares with it (figure 14): encoded KV in remote storage, loaded when a request arrives,
 #: decoded on the device. CacheGen's paper reports KV 3.5 to 4.3 times smaller than 8 bits; LMCache's defaults give
 #: about 7 times against 16 bits.
@@ -72,6 +73,11 @@ VARIANTS: dict[str, Variant] = {
         ),
         Variant("parrot", has=Mechanisms(frozenset((HBM,))), system=Parrot, ours=False),
         Variant("lmcache", has=_LMCACHE, ours=False),
+        # Not in SYMPHONY: vLLM with automatic prefix caching, and InferCept and LMCache with an SSD. vLLM and LMCache
+        # have a router that sends a turn where its session's KV is.
+        Variant("prefix-caching", "sticky", has=Mechanisms(frozenset((HBM,)))),
+        Variant("infercept-ssd", has=_HOST_AND_DISK, system=InferCept, ours=False),
+        Variant("lmcache-ssd", "sticky", has=_HOST_AND_DISK, ours=False),
         # Each with one mechanism off, or on that is off by default (figure 17).
         Variant("no-cooperative", hints=True, has=Mechanisms(cooperative=False)),
         Variant("layer-priority", hints=True, has=Mechanisms(layer_priority=True)),

@@ -1,9 +1,9 @@
 """A node of another system: its tiers, with whole sessions; the channels between them; and admission to the device.
 
-A turn's cache arrives in two parts: into DRAM from a peer or the blob tier when the turn arrives, and from DRAM into
-HBM when there is room. A request reserves HBM for prompt and answer, and begins when all of its cache is there, as
-these systems have neither hints nor layer-wise loads. Admission order and batching are those of our worker
-(`worker.core`).
+A turn's cache arrives in two parts: into DRAM from the SSD, a peer or the blob tier when the turn arrives, and from
+DRAM into HBM when there is room. A request reserves HBM for prompt and answer, and begins when all of its cache is
+there, as these systems have neither hints nor layer-wise loads. Admission order and batching are those of our worker
+(`worker.core`). With an SSD, what DRAM keeps of an ended turn is written there too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from loadtest.simulate.channels import Channel
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.mean_load import MeanLoad
-from loadtest.simulate.mechanisms import BLOB, DRAM, HBM, PEER, Mechanisms
+from loadtest.simulate.mechanisms import BLOB, DRAM, HBM, PEER, SSD, Mechanisms
 from loadtest.simulate.request import Request
 from loadtest.simulate.systems.engine import Engine
 from loadtest.simulate.systems.running import Running
@@ -44,7 +44,9 @@ class OtherNode:
         self._keep = keep or (lambda node, sequence: has.tiers)
         self.engine = Engine(events, kind, self._spoke, self._over)
         self.hbm, self.dram = SessionTier(kind.hbm_bytes), SessionTier(kind.dram_bytes, self._changed)
-        self.link, self.disk = Channel(events, kind.link_bytes_per_s), Channel(events, kind.ssd_bytes_per_s)
+        self.ssd = SessionTier(kind.ssd_bytes if SSD in has.tiers else 0.0, self._changed)
+        self.disk, self.writes = Channel(events, kind.ssd_bytes_per_s), Channel(events, kind.ssd_bytes_per_s)
+        self.link = Channel(events, kind.link_bytes_per_s)
         self.bus, self.blob = Channel(events, kind.dram_bytes_per_s), Channel(events, kind.blob_bytes_per_s)
         self.token_bytes = kind.shape.token_bytes
         self.outstanding: dict[str, Running] = {}
@@ -69,8 +71,9 @@ class OtherNode:
         changed, self._dirty = self._dirty, set()
         found = []
         for session in sorted(changed, key=lambda s: s.session_id):
-            tokens = self.tokens_in(self.dram, session)
-            found.append((session, Held(tokens, tokens * self.token_bytes, tokens)))
+            dram = self.tokens_in(self.dram, session)
+            tokens = max(dram, self.tokens_in(self.ssd, session))
+            found.append((session, Held(tokens, tokens * self.token_bytes, dram)))
         return found
 
     # ---- turns -------------------------------------------------------------------------------------------------
@@ -98,8 +101,8 @@ class OtherNode:
         near = max(self.tokens_in(self.hbm, session), self.tokens_in(self.dram, session))
         if BLOB not in self.has.tiers:
             there = [peer.tokens_in(peer.dram, session) for peer in self._peers_of(sources)]
-            wanted = min(wanted, max(near, *there, 0))
-        for tier in (self.hbm, self.dram):
+            wanted = min(wanted, max(near, self.tokens_in(self.ssd, session), *there))
+        for tier in (self.hbm, self.dram, self.ssd):
             tier.touch(session)
         if wanted > near:
             parts = self._parts(session, near, wanted, sources)
@@ -122,13 +125,16 @@ class OtherNode:
     def _parts(
         self, session: SessionKey, near: int, wanted: int, sources: tuple[str, ...]
     ) -> list[tuple[Channel, float]]:
-        """Bytes by channel for tokens `near` to `wanted`: from the first peer that has more, then from the
-        blob tier."""
+        """Bytes by channel for tokens `near` to `wanted`: from the SSD, then from the first peer that has more, then
+        from the blob tier."""
         parts: list[tuple[Channel, float]] = []
-        there = next((n for peer in self._peers_of(sources) if (n := peer.tokens_in(peer.dram, session)) > near), near)
+        own = min(wanted, max(near, self.tokens_in(self.ssd, session)))
+        if own > near:
+            parts.append((self.disk, (own - near) * self.token_bytes / self.has.codec))
+        there = next((n for peer in self._peers_of(sources) if (n := peer.tokens_in(peer.dram, session)) > own), own)
         have = min(wanted, there)
-        if have > near:
-            parts.append((self.link, (have - near) * self.token_bytes / self.has.codec))
+        if have > own:
+            parts.append((self.link, (have - own) * self.token_bytes / self.has.codec))
         if wanted > have:
             parts.append((self.blob, (wanted - have) * self.token_bytes / self.has.codec))
         return parts
@@ -200,7 +206,20 @@ class OtherNode:
                 tier.put(request.session, bytes_)
             else:
                 tier.take(request.session)
+        if SSD in self.has.tiers and DRAM in keep:
+            self._write(request.session, bytes_)
         self._changed(request.session)
+
+    def _write(self, session: SessionKey, bytes_: float) -> None:
+        """Write what the SSD lacks of a session."""
+
+        def written() -> None:
+            if bytes_ > self.ssd.bytes_of(session):
+                self.ssd.put(session, bytes_)
+                self._changed(session)
+
+        if (new := bytes_ - self.ssd.bytes_of(session)) > 0:
+            self.writes.send(new / self.has.codec, (0, 0), written)
 
     # ---- live migration ----------------------------------------------------------------------------------------
     def expect(self, bytes_: float) -> bool:
@@ -269,7 +288,7 @@ class OtherNode:
 
     def validate(self) -> None:
         """Raise AssertionError if a tier exceeds its capacity, or sums are wrong."""
-        for tier in (self.hbm, self.dram):
+        for tier in (self.hbm, self.dram, self.ssd):
             tier.validate()
         self.engine.validate()
         in_use = self.incoming_bytes + sum(s.need_bytes for s in self.outstanding.values() if s.admitted)

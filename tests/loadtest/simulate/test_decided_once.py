@@ -149,7 +149,10 @@ def test_a_fleet_of_ours_is_made_of_productions_cores(name: str) -> None:
 
 def test_only_other_peoples_systems_have_nodes_of_their_own() -> None:
     others = {name for name, variant in VARIANTS.items() if not variant.ours}
-    assert others == {"llumnix", "infercept", "llumnix-infercept", "infercept-migration", "parrot", "lmcache"}
+    assert others == {
+        "llumnix", "infercept", "infercept-ssd", "llumnix-infercept", "infercept-migration", "parrot", "lmcache",
+        "lmcache-ssd",
+    }  # fmt: skip
     assert all(not VARIANTS[name].hints for name in others), "none of them has hints"
 
 
