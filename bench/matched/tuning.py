@@ -1,7 +1,8 @@
 """The targets, and the search for each peer's best settings.
 
 vLLM and LMCache are those of bench/vllm: compiled, bound threads, the fastest type on this processor (float32 where
-bfloat16 would be emulated). llama.cpp is its own server (`llama`). `upbeat-vllm` is Upbeat over the same vLLM, so its
+bfloat16 would be emulated), balanced by the clients or by vLLM's router (`router`). llama.cpp is its own server
+(`llama`). `upbeat-vllm` is Upbeat over the same vLLM, so its
 difference to a peer is Upbeat; `upbeat` is our own engine.
 """
 
@@ -17,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "vllm")]
 
 import llama  # noqa: E402
+import router  # noqa: E402
 import servers  # noqa: E402
 from servers import Setting, target_file, vllm_type  # noqa: E402
 
@@ -30,7 +32,7 @@ _DISK = Path("${scratch}")
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Settings of a peer. batched_tokens, sequences: vLLM's limits of a step; 0: its default. instances: servers; one
-    has all threads and memory."""
+    has all threads and memory. balance: the clients' or the router's."""
 
     batched_tokens: int = 512
     sequences: int = 0
@@ -51,7 +53,9 @@ SWEPT: dict[str, tuple[Any, ...]] = {
     "balance": ("sticky", "sticky-least-busy", "least-busy"),
     "sequences": (0, 8, 32),
 }
-QUICK = {"batched_tokens": (256, 512), "balance": ("sticky", "sticky-least-busy")}
+#: Instead, of a peer with a router: its policies.
+ROUTED = {"balance": router.POLICIES}
+QUICK: dict[str, tuple[Any, ...]] = {"batched_tokens": (256, 512), "balance": ("sticky", "sticky-least-busy")}
 
 
 def applied(s: Setting, choice: Choice) -> Setting:
@@ -71,6 +75,8 @@ def applied(s: Setting, choice: Choice) -> Setting:
 PEERS: dict[str, Callable[[Setting, str], dict[str, Any]]] = {
     "vllm": lambda s, balance: servers.bare(s, balance),
     "lmcache": lambda s, balance: servers.lmcache(s, balance, disk=_DISK),
+    "vllm-router": lambda s, policy: router.before(servers.bare(s), policy),
+    "lmcache-router": lambda s, policy: router.before(servers.lmcache(s, disk=_DISK), policy),
     "llama": lambda s, balance: llama_server(s, balance),
 }
 #: Ours by name. The native engine has the same KV memory, in its own type.
@@ -81,6 +87,16 @@ OURS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "upbeat-sticky": lambda s: native(s, "sticky"),
 }
 DEFAULT_OURS = (FIRST, "upbeat-vllm-unhinted", "upbeat")
+
+
+def first_choice(name: str) -> Choice:
+    """Where a peer's search begins."""
+    return Choice(balance=router.POLICIES[0]) if name.endswith("-router") else Choice()
+
+
+def swept(name: str, *, quick: bool = False) -> dict[str, tuple[Any, ...]]:
+    """What a sweep tries of a peer, by setting."""
+    return (QUICK if quick else SWEPT) | (ROUTED if name.endswith("-router") else {})
 
 
 def llama_server(s: Setting, balance: str) -> dict[str, Any]:

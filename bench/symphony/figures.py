@@ -379,7 +379,7 @@ FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "19": figure_19,
     "20": figure_20, "21": figure_21, "16": figure_16, "14": figure_14, "6": figure_6, "2": figure_2, "4": figure_4,
     "5": figure_5,
-    "arms-8b": lambda bench: arms(bench, KIND_8B, (256, 512, 1536)),
+    "arms-8b": lambda bench: arms(bench, KIND_8B, (512, 1536)),
     "arms-13b": lambda bench: arms(bench, KIND_13B, (128, 256, 512)),
 }  # fmt: skip
 FIGURES |= {f"{name}-busy": busy(FIGURES[name]) for name in ("1", "11", "12", "15", "17", "arms-8b", "arms-13b")}

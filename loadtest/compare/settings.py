@@ -14,7 +14,7 @@ from runtime.gateway_config import STRICT
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_NAME = r"^[A-Za-z0-9._+ -]{1,40}$"
+_NAME = r"^[A-Za-z0-9._+ -]{1,48}$"
 
 
 class UpbeatSection(BaseModel):

@@ -25,6 +25,7 @@ import claimed
 import fixed_set
 import intervals
 import matching
+import router
 import tuning
 import write_figures
 from matching import CLAIMED, Draws, figures, interval, verdicts
@@ -126,13 +127,33 @@ def test_every_setting_is_searched_with_the_others_at_their_best() -> None:
     measured = {tuning.Choice(128): {"a": 1.0, "b": 5.0}, best: {"a": 2.0, "b": 9.0}, tuning.Choice(9): {}}
     assert tuning.best_by_metric(measured, {"a": True, "b": False}) == {"a": tuning.Choice(128), "b": best}
     names = {
-        f"lmcache {tuning.Choice(b, s, i, balance).label}"
+        f"{name} {tuning.Choice(b, s, i, balance).label}"
+        for name in tuning.PEERS
         for b in tuning.SWEPT["batched_tokens"]
         for s in tuning.SWEPT["sequences"]
         for i in tuning.SWEPT["instances"]
-        for balance in tuning.SWEPT["balance"]
+        for balance in tuning.swept(name)["balance"]
     }
-    assert len(names) == 90 and max(map(len, names)) <= 40, "names of targets"
+    assert len(names) == 30 * (3 * 3 + 2 * 4) and max(map(len, names)) <= 48, "names of targets"
+
+
+def test_a_router_serves_instead_of_the_servers_behind_it() -> None:
+    server = {"name": "vllm", "count": 2, "command": ["serve"], "serves": "http://127.0.0.1:${port}"}
+    given = {
+        "start": [{"name": "lmcache", "command": ["keep"]}, server],
+        "balance": "sticky",
+        "versions": {"vllm": "1"},
+    }
+    made = TargetFile(**router.before(given, "cache_aware", python=Path("python")))
+    assert [(each.name, bool(each.serves)) for each in made.start] == [
+        ("lmcache", False),
+        ("vllm", False),
+        ("router", True),
+    ]
+    at = made.start[-1].command.index("--worker-urls")
+    assert made.start[-1].command[at + 1 :] == [f"http://127.0.0.1:${{port_vllm_{n}}}" for n in range(2)]
+    assert server["serves"] and tuning.first_choice("vllm-router").balance in tuning.swept("vllm-router")["balance"]
+    assert tuning.first_choice("vllm").balance in tuning.swept("vllm")["balance"] == tuning.SWEPT["balance"]
 
 
 def test_a_comparison_leaves_every_request_of_the_fixed_set(tmp_path: Path) -> None:
