@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 from transformers import AutoTokenizer
 
+from kvstore.tiers import objects
 from kvstore.tiers.cluster_keys import ClusterKeys
 from kvstore.tiers.format import BLOCK, decode_header
 from loadtest.client import Endpoint, Outcome, ask
@@ -85,7 +86,7 @@ def run_arm(codec: str, asked: Sequence[Question], model: Path, dtype: str, dire
         asyncio.run(speak(stack, list(longest.values()), 1, concurrency))
         stack.stop()
         bare = directory / "blob-without-chunks"
-        shutil.copytree(stack.data / "blob" / "v3" / "manifests", bare / "manifests")
+        shutil.copytree(stack.data / "blob" / objects.ROOT / "manifests", bare / objects.ROOT / "manifests")
         stack.start({**settings, "kv": {**settings["kv"], "blob_url": bare.as_uri()}})
         measure_files(arm, stack.data / "node-0" / "ssd", ClusterKeys(cluster_secret(stack.data)))
         outcomes = asyncio.run(speak(stack, asked, ANSWER_TOKENS, concurrency))
