@@ -75,7 +75,7 @@ VARIANTS: dict[str, Variant] = {
         Variant("lmcache", has=_LMCACHE, ours=False),
         # Not in SYMPHONY: vLLM with automatic prefix caching, and InferCept and LMCache with an SSD. vLLM and LMCache
         # have a router that sends a turn where its session's KV is.
-        Variant("prefix-caching", "sticky", has=Mechanisms(frozenset((HBM,)))),
+        Variant("prefix-caching", "sticky", has=Mechanisms(frozenset((HBM,)), layerwise=False), ours=False),
         Variant("infercept-ssd", has=_HOST_AND_DISK, system=InferCept, ours=False),
         Variant("lmcache-ssd", "sticky", has=_HOST_AND_DISK, ours=False),
         # Each with one mechanism off, or on that is off by default (figure 17).

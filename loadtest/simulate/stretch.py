@@ -29,8 +29,8 @@ class Stretch:
         return self.start_s + self.seconds(self.count)
 
     def over(self, now: float) -> int:
-        """Number of steps finished at `now`."""
-        a, b, seconds = self.growth_s / 2, self.first_s - self.growth_s / 2, now - self.start_s
+        """Number of steps finished at `now`; none before `start_s`, when a timer is overdue."""
+        a, b, seconds = self.growth_s / 2, self.first_s - self.growth_s / 2, max(now - self.start_s, 0.0)
         found = (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a) if a > 1e-15 else seconds / b
         return min(int(found + 1e-9), self.count)
 

@@ -43,7 +43,7 @@ class OtherNode:
         self.name, self.kind, self._events, self._peers, self._told, self.has = name, kind, events, peers, ended, has
         self._keep = keep or (lambda node, sequence: has.tiers)
         self.engine = Engine(events, kind, self._spoke, self._over)
-        self.hbm, self.dram = SessionTier(kind.hbm_bytes), SessionTier(kind.dram_bytes, self._changed)
+        self.hbm, self.dram = (SessionTier(size, self._changed) for size in (kind.hbm_bytes, kind.dram_bytes))
         self.ssd = SessionTier(kind.ssd_bytes if SSD in has.tiers else 0.0, self._changed)
         self.disk, self.writes = Channel(events, kind.ssd_bytes_per_s), Channel(events, kind.ssd_bytes_per_s)
         self.link = Channel(events, kind.link_bytes_per_s)
@@ -72,7 +72,7 @@ class OtherNode:
         found = []
         for session in sorted(changed, key=lambda s: s.session_id):
             dram = self.tokens_in(self.dram, session)
-            tokens = max(dram, self.tokens_in(self.ssd, session))
+            tokens = max(dram, self.tokens_in(self.ssd if DRAM in self.has.tiers else self.hbm, session))
             found.append((session, Held(tokens, tokens * self.token_bytes, dram)))
         return found
 

@@ -151,7 +151,7 @@ def test_only_other_peoples_systems_have_nodes_of_their_own() -> None:
     others = {name for name, variant in VARIANTS.items() if not variant.ours}
     assert others == {
         "llumnix", "infercept", "infercept-ssd", "llumnix-infercept", "infercept-migration", "parrot", "lmcache",
-        "lmcache-ssd",
+        "lmcache-ssd", "prefix-caching",
     }  # fmt: skip
     assert all(not VARIANTS[name].hints for name in others), "none of them has hints"
 

@@ -68,6 +68,7 @@ def test_load_over_time_is_a_mean_of_what_was_there() -> None:
 
 def test_steps_that_are_passed_over_or_cut_off_take_what_each_takes() -> None:
     stretch = Stretch(2.0, 10, first_s=0.1, growth_s=0.01)
+    assert stretch.over(-9.0) == 0, "a timer may be long overdue"
     each = [0.1 + 0.01 * n for n in range(10)]
     assert stretch.end_s == pytest.approx(2.0 + sum(each))
     assert [stretch.over(2.0 + sum(each[:n]) + 0.001) for n in range(10)] == list(range(10))
