@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from report_more import arms, headlines
 from write_figures import read, table
 
 HERE = Path(__file__).parent
@@ -333,6 +334,7 @@ conversations:
 
 def result() -> str:
     told = (
+        headlines,
         one_and_two,
         four_and_five,
         six,
@@ -345,5 +347,6 @@ def result() -> str:
         eighteen,
         nineteen_and_twenty,
         twenty_one,
+        arms,
     )
-    return "\n\n".join(part().strip() for part in told)
+    return "\n\n".join(text for part in told if (text := part().strip()))
