@@ -2,8 +2,8 @@
 
 vLLM and LMCache are those of bench/vllm: compiled, bound threads, the fastest type on this processor (float32 where
 bfloat16 would be emulated), balanced by the clients or by vLLM's router (`router`). llama.cpp is its own server
-(`llama`). `upbeat-vllm` is Upbeat over the same vLLM, so its
-difference to a peer is Upbeat; `upbeat` is our own engine.
+(`llama`). `upbeat-vllm` is Upbeat over the same vLLM, so its difference to a peer is Upbeat; `upbeat` is our own
+engine.
 """
 
 from __future__ import annotations

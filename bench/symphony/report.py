@@ -149,8 +149,8 @@ Llama-2-13B. Paper: TPOT of vLLM 1.31 to 1.9 x (2.6 x at most), TTFT up to 2.56 
 {over(second["rows"], (TPOT, TTFT, E2E), users=(256, 384, 512, 640, 1024))}
 
 TPOT gains are smaller than the paper's: part of the history is on the SSD, and at 1.5 GB/s per GPU (our assumption) recomputing is as fast as
-loading. **At 1,024 users, where HBM bounds every system's batch, ours is behind**: devices are as busy with a cache as without, and requests
-wait longer in the queue.
+loading. **At 1,024 users, past saturation, ours is
+behind.**
 """
 
 

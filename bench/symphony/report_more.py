@@ -106,7 +106,7 @@ _DISK = "part of the history is on the SSD, from which loading takes as long as 
 HEADLINES: tuple[tuple[str, str, str, Callable[[Any], str], str], ...] = (
     ("end to end, vLLM over SYMPHONY, 8B", "2.4 x", "11", over("recompute", E2E), "vLLM is past saturation there"),
     ("the same, 13B", "2.4 x", "12", over("recompute", E2E), _DISK),
-    ("users at vLLM's TPOT, 8B", "4 x", "11", users_at_equal_tpot, "level"),
+    ("users at vLLM's TPOT, 8B", "4 x", "11", users_at_equal_tpot, "within a quarter"),
     ("a token, Llumnix + InferCept over SYMPHONY, 8B", "1.6 x", "11", over("llumnix-infercept", "normalised_s"),
      "InferCept's memory is full there"),
     ("the same, 13B", "1.6 x", "12", over("llumnix-infercept", "normalised_s"), _DISK),
