@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.symphony import agents, loads
+from bench.symphony.cells import Cell, Cells
 from bench.symphony.curves import at_equal, crossings
 from contracts.ids import DEFAULT_TENANT
 from loadtest.habits import Habits
@@ -18,7 +19,7 @@ from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.fleet import VARIANTS, Variant
 from loadtest.simulate.mechanisms import BLOB, DRAM, HBM, Mechanisms
 from loadtest.simulate.presets import A100, LLAMA_2_7B, PRESETS, a100
-from loadtest.simulate.scenario import SAMPLE_EVERY_S, Outcome, Run, simulate
+from loadtest.simulate.scenario import SAMPLE_EVERY_S, Run
 from loadtest.simulate.users import Script
 
 NODES = 8
@@ -39,12 +40,14 @@ Load = Callable[..., list[Script]]
 
 @dataclass
 class Bench:
-    """Settings and runner of all simulations. say: called with a line after each run. load: the default load."""
+    """Settings and runner of all simulations. say: called with a line after each run. load: the default load. cells:
+    runs that were simulated before."""
 
     quick: bool
     seed: int
     say: Callable[[str], None]
     load: Load = loads.sharegpt_like
+    cells: Cells = field(default_factory=lambda: Cells(None))
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -63,10 +66,10 @@ class Bench:
         named = [name for name in rows[0] if all(isinstance(r[name], float) for r in rows)]
         return rows[0] | {name: float(np.mean([r[name] for r in rows])) for name in named}
 
-    def on_gpus(self, found: Outcome, span_s: tuple[float, float] | None = None) -> npt.NDArray[np.float64]:
+    def on_gpus(self, found: Cell, span_s: tuple[float, float] | None = None) -> npt.NDArray[np.float64]:
         """Requests on each GPU (columns) over a run's counted time (rows of `SAMPLE_EVERY_S`)."""
         seconds, warm_up_s = span_s or self.seconds
-        return np.array(found.fleet.loads[1 : 1 + int((seconds - warm_up_s) / SAMPLE_EVERY_S)])
+        return np.array(found.loads[1 : 1 + int((seconds - warm_up_s) / SAMPLE_EVERY_S)])
 
     def users(self, every: Sequence[int]) -> tuple[int, ...]:
         """The loads of a curve; two of them if quick."""
@@ -81,14 +84,14 @@ class Bench:
         *,
         urgent: float = 0.0,
         **more: Any,
-    ) -> Outcome:
-        """Simulate one run."""
+    ) -> Cell:
+        """Simulate one run, or find its cell."""
         seconds, warm_up_s = more.pop("span_s", self.seconds)
         most = MOST_13B if kind.model == KIND_13B.model else MOST_8B
         options = {"urgent": urgent} if urgent else {}
         said = (load or self.load)(users, seconds, most, self.seed, **options)
         nodes, spread_s = more.pop("nodes", NODES), START_WITHIN * warm_up_s
-        found = simulate(
+        found = self.cells.run(
             Run(kind, nodes, variant, users, seconds, self.seed, warm_up_s, spread_s=spread_s, **more), said
         )
         f = found.figures
@@ -109,7 +112,7 @@ class Bench:
         return [self.mean_row(kind, n, v) for n in users for v in variants]
 
 
-def row(users: int, variant: Variant, found: Outcome) -> dict[str, Any]:
+def row(users: int, variant: Variant, found: Cell) -> dict[str, Any]:
     """A run's figures."""
     f = found.figures
     return {
@@ -369,17 +372,23 @@ def arms(bench: Bench, kind: NodeKind, users: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def busy(figure: Callable[[Bench], dict[str, Any]]) -> Callable[[Bench], dict[str, Any]]:
+Figure = Callable[[Bench], dict[str, Any]]
+
+
+def busy(figure: Figure) -> Figure:
     """The figure with users as busy as the paper's."""
     return lambda bench: figure(replace(bench, load=loads.busy))
 
 
-FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
+#: The paper's figures.
+PAPERS: dict[str, Figure] = {
     "11": figure_11, "12": figure_12, "15": figure_15, "1": figure_1, "17": figure_17, "18": figure_18, "13": figure_13,
-    "19": figure_19,
-    "20": figure_20, "21": figure_21, "16": figure_16, "14": figure_14, "6": figure_6, "2": figure_2, "4": figure_4,
-    "5": figure_5,
+    "19": figure_19, "20": figure_20, "21": figure_21, "16": figure_16, "14": figure_14, "6": figure_6, "2": figure_2,
+    "4": figure_4, "5": figure_5,
+}  # fmt: skip
+_ARMS: dict[str, Figure] = {
     "arms-8b": lambda bench: arms(bench, KIND_8B, (512, 1536)),
     "arms-13b": lambda bench: arms(bench, KIND_13B, (128, 256, 512)),
-}  # fmt: skip
-FIGURES |= {f"{name}-busy": busy(FIGURES[name]) for name in ("1", "11", "12", "15", "17", "arms-8b", "arms-13b")}
+}
+_BUSY = {f"{name}-busy": busy((PAPERS | _ARMS)[name]) for name in ("1", "11", "12", "15", "17", "arms-8b", "arms-13b")}
+FIGURES = PAPERS | _ARMS | _BUSY

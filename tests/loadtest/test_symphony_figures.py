@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from bench.symphony import loads, pictures, real
+from bench.symphony.cells import Cell
 from bench.symphony.curves import at_equal, crossings
 from bench.symphony.figures import FIGURES, Load, figure_5
 from bench.symphony.figures import Bench as Settings
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.fleet import Variant
-from loadtest.simulate.scenario import Outcome
 
 RESULTS = Path(__file__).parents[2] / "bench" / "symphony" / "results"
 
@@ -24,10 +24,10 @@ class Small(Settings):
 
     seconds = (40.0, 20.0)
 
-    def run(self, kind: NodeKind, users: int, variant: Variant, load: Load | None = None, **more: Any) -> Outcome:
+    def run(self, kind: NodeKind, users: int, variant: Variant, load: Load | None = None, **more: Any) -> Cell:
         return super().run(kind, 24, variant, load, **(more | {"nodes": 2, "span_s": self.seconds}))
 
-    def on_gpus(self, found: Outcome, span_s: tuple[float, float] | None = None) -> Any:
+    def on_gpus(self, found: Cell, span_s: tuple[float, float] | None = None) -> Any:
         return super().on_gpus(found, self.seconds)
 
 
