@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from intervals import Estimate, of_medians, of_ratios, of_share
@@ -35,15 +37,17 @@ def sessions(ours: str, theirs: str) -> Callable[[Document], Estimate]:
 
 
 def arms(ours: str, theirs: str, of: str = RETURNING, at: str = "mean") -> Callable[[Document], Estimate]:
-    """Of bench/pressure: two arms, paired by cell and draw. Simulated draws of one cell share the trace, not its
+    """Of bench/pressure: two arms, paired by draw: a draw's ratio is the geometric mean of its cells, which share its
     conversations."""
 
     def estimate(d: Document) -> Estimate:
-        ratios = []
+        logs: dict[int, list[float]] = {}
         for cell in d["cells"].values():
             other = {run["seed"]: run for run in cell[theirs]}
-            ratios += [run[of][at] / other[run["seed"]][of][at] for run in cell[ours] if run["seed"] in other]
-        return of_ratios(ratios, "pairs of draws")
+            for run in cell[ours]:
+                if run["seed"] in other:
+                    logs.setdefault(int(run["seed"]), []).append(math.log(run[of][at] / other[run["seed"]][of][at]))
+        return of_ratios([math.exp(fmean(each)) for each in logs.values()], f"draws of {len(d['cells'])} cells")
 
     return estimate
 
@@ -78,18 +82,20 @@ def cells(d: Document) -> Estimate:
 
 
 def ladder(d: Document) -> Estimate:
-    """Of bench/needle_ladder: answers as without a cache, in the worst arm that has one; the arms ask the same."""
+    """Of bench/needle_ladder: answers as without a cache, in the worst arm that has one; the arms ask the same. Answers
+    of one session are not independent, so the interval is that of as many trials as there are sessions."""
     worst = min((arm for name, arm in d["arms"].items() if name != "off"), key=lambda arm: arm["identical"])
-    return of_share(worst["identical"], worst["answers"], "answers")
+    return of_share(worst["identical"] / worst["answers"] * worst["sessions"], worst["sessions"], "sessions' answers")
 
 
 def codec(name: str) -> Callable[[Document], Estimate]:
-    """Of bench/codecs: greedy answers as without a codec, for the worst type of weights; both ask the same."""
+    """Of bench/codecs: greedy answers as without a codec, for the worst type of weights; both ask the same. Trials are
+    conversations, as in `ladder`."""
 
     def estimate(d: Document) -> Estimate:
         worst = min((of[name] for of in d["greedy"].values()), key=lambda of: of["identical_to_raw_rate"])
-        same = round(float(worst["identical_to_raw_rate"] * worst["answers"]))
-        return of_share(same, worst["answers"], "answers")
+        count = d["settings"]["conversations"]
+        return of_share(worst["identical_to_raw_rate"] * count, count, "conversations' answers")
 
     return estimate
 

@@ -18,16 +18,20 @@ _FULL = (
 )
 _OVERLOADED = f"bench/vllm/run trace {_TRACE} --users 64 {_PEERS}"
 _H100 = "bench/returning_session/run --shape 8b --tokens 12000 --lead-s 4 --hbm-gib 34 --dram-gib 8"
-_PRESSURE = f"bench/pressure/run {_TRACE}"
+_PRESSURE = f"bench/pressure/run {_TRACE} --seeds 5"
 _MOONCAKE = "the trace mooncake_conversation.jsonl (kvcache-ai/Mooncake)"
 _VLLM = "vLLM's environment (`make vllm`)"
 _RETURNING = "bench/returning_session/run"
 _SIMULATED = (
-    "Simulated: virtual time, the production cores, costs of an A100 with Llama 3.1 8B; three draws, each in every "
-    "cell, so pairs are not independent"
+    "Simulated: virtual time, the production cores, costs of an A100 with Llama 3.1 8B. `sticky` has the default "
+    "`kv.layer_priority: false`; on is its better setting (docs/design/0036)"
 )
 _HINTED = "Upbeat, the other node's SSD, hinted"
 _WITHOUT = f"{_PRESSURE} --switches"
+_SEARCHED = (
+    "Of vLLM only two step sizes were tried, of LMCache nothing; vLLM alone has no memory but its own cache "
+    "(bench/vllm). `bench/matched` will search more; it has no result yet"
+)
 
 #: First what each mechanism brings alone, then what all bring, then beside others, then that nothing breaks.
 GROUPS: dict[str, tuple[Claim, ...]] = {
@@ -38,7 +42,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("sticky-hints", "sticky"),
             1.0,
             _PRESSURE,
-            30,
+            50,
             needs=_MOONCAKE,
             note=_SIMULATED,
         ),
@@ -48,7 +52,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("balanced-no-hints", "sticky"),
             1.0,
             _PRESSURE,
-            30,
+            50,
             needs=_MOONCAKE,
             note=_SIMULATED,
         ),
@@ -58,7 +62,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("balanced", "sticky-hints"),
             1.0,
             _PRESSURE,
-            30,
+            50,
             needs=_MOONCAKE,
             note=_SIMULATED,
         ),
@@ -68,7 +72,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("no-cooperative", "balanced"),
             1.0,
             _WITHOUT,
-            12,
+            20,
             below=False,
             needs=_MOONCAKE,
             note=_SIMULATED,
@@ -79,7 +83,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("no-layerwise", "balanced"),
             1.0,
             _WITHOUT,
-            12,
+            20,
             below=False,
             needs=_MOONCAKE,
             note=_SIMULATED,
@@ -90,7 +94,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("layer-priority", "balanced"),
             1.0,
             _WITHOUT,
-            12,
+            20,
             needs=_MOONCAKE,
             note=_SIMULATED,
         ),
@@ -100,8 +104,8 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             "remap/result.json",
             lent,
             1.0,
-            "bench/remap/run",
-            30,
+            "bench/remap/run --parts loads --loads 0.5,1.5,2.0 --seconds 15 --repeats 5",
+            40,
         ),
     ),
     "Hints and moves together": (
@@ -136,7 +140,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("balanced", "sticky"),
             1.0,
             _PRESSURE,
-            30,
+            50,
             needs=_MOONCAKE,
             note=_SIMULATED,
         ),
@@ -146,7 +150,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("balanced", "sticky"),
             1.0,
             f"{_PRESSURE} --real",
-            40,
+            100,
             needs=f"{_MOONCAKE}; root",
         ),
         Claim(
@@ -155,7 +159,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             arms("balanced", "sticky", END, "p95"),
             1.0,
             f"{_PRESSURE} --real",
-            40,
+            100,
             needs=f"{_MOONCAKE}; root",
         ),
         Claim(
@@ -189,7 +193,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             needs=_VLLM,
         ),
         Claim(
-            "Over vLLM under a trace, three times more live KV than memory, nearly full: mean TTFT is below "
+            "Over vLLM under a trace, three times as much live KV as memory, nearly full: mean TTFT is below "
             "the best peer's.",
             "vllm/result-trace.json",
             repeats("upbeat", ("vllm-sticky", "lmcache-sticky"), "ttft_s"),
@@ -197,8 +201,7 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             _FULL,
             90,
             needs=f"{_VLLM}; {_MOONCAKE}",
-            note="Of vLLM only the step size was searched. `bench/matched` searches more, and compares request by "
-            "request.",
+            note=_SEARCHED,
         ),
         Claim(
             "The same, overloaded.",
@@ -208,14 +211,15 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             _OVERLOADED,
             90,
             needs=f"{_VLLM}; {_MOONCAKE}",
+            note=_SEARCHED,
         ),
         Claim(
             "Our own engine beside vLLM, 64 users: mean time end to end is below the best peer's.",
             "peers/result.json",
             repeats("upbeat", ("vllm-sticky", "lmcache-sticky"), END),
             1.0,
-            f"bench/peers/run {_TRACE}",
-            180,
+            f"bench/peers/run {_TRACE} --repeats 5",
+            450,
             needs=f"{_VLLM}; {_MOONCAKE}",
             note="vLLM ran with its default step of 2,048 tokens, which no search chose, and within 60 s targets "
             "answered different requests. So this says nothing of vLLM at its best.",
@@ -248,8 +252,8 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             "needle_ladder/result.json",
             ladder,
             0.995,
-            "bench/needle_ladder/run",
-            15,
+            "bench/needle_ladder/run --sessions 800",
+            40,
             below=False,
         ),
         Claim(
@@ -257,8 +261,8 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             "codecs/result.json",
             codec("k16v8"),
             0.99,
-            "bench/codecs/run",
-            20,
+            "bench/codecs/run --conversations 400",
+            80,
             below=False,
         ),
         Claim(
@@ -266,8 +270,8 @@ GROUPS: dict[str, tuple[Claim, ...]] = {
             "codecs/result.json",
             codec("fp8"),
             0.99,
-            "bench/codecs/run",
-            20,
+            "bench/codecs/run --conversations 400",
+            80,
             below=False,
         ),
         Claim(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from write_figures import ROOT, Figure, quoted, read, stretch
@@ -15,6 +16,7 @@ from write_figures import ROOT, Figure, quoted, read, stretch
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH / "peers"))
 
+from claim import END, RETURNING  # noqa: E402
 from claimed import claims  # noqa: E402
 from claims import E2E, OURS, curve  # noqa: E402
 from evidence import figure  # noqa: E402
@@ -41,16 +43,29 @@ def mechanisms() -> str:
     """What hints, moves and cooperation bring alone under pressure, simulated, and both together for real."""
     found = {claim.says.split(":")[0]: figure(claim)[0] for claim in claims() if claim.result.startswith("pressure/")}
     real = read(BENCH / "pressure" / "result-real.json")
-    both = [
-        run["ttft_returning_turns_s"]["mean"] / other["ttft_returning_turns_s"]["mean"]
-        for cell in real["cells"].values()
-        for run in cell["balanced"]
-        for other in cell["sticky"]
-        if other["seed"] == run["seed"]
-    ]
+    switched = read(BENCH / "pressure" / "result-switches.json")["cells"]
+
+    def both(what: str, at: str) -> str:
+        ratios = [
+            run[what][at] / other[what][at]
+            for cell in real["cells"].values()
+            for run in cell["balanced"]
+            for other in cell["sticky"]
+            if other["seed"] == run["seed"]
+        ]
+        return f"{stretch(sorted(ratios), '.2f')}"
+
+    def without_cooperation(cell: Any) -> Any:
+        means = [Figure(fmean(run[RETURNING]["mean"] for run in cell[arm])) for arm in ("no-cooperative", "balanced")]
+        return means[0] / means[1]
+
+    cooperation = ", ".join(
+        f"{without_cooperation(cell):.1f} times with HBM for {quoted(name.split('memory ')[1].split(',')[0])}"
+        for name, cell in switched.items()
+    )
 
     moves = [found[name] for name in ("Moves alone", "Moves, where hints are given")]
-    undecided = ", so they show nothing" if all(of.low < 1 < of.high for of in moves) else ""
+    undecided = ": no effect shown" if all(of.low < 1 < of.high for of in moves) else ""
 
     def times(name: str) -> str:
         of = found[name]
@@ -58,11 +73,14 @@ def mechanisms() -> str:
 
     return (
         "- **What each mechanism brings**, simulated with little memory and much load, time to the first token of\n"
-        f"  a returning turn, with its interval: hints {times('Hints alone')} of the time without them;\n"
+        f"  a returning turn ({'intervals' if moves[0].decides else 'ranges of the draws'}): hints {times('Hints alone')} of the time without them;\n"
         f"  moves {times('Moves alone')} without hints, {times('Moves, where hints are given')} with them{undecided};\n"
-        f"  without cooperative HBM management {times('Cooperative HBM management')} times. On real\n"
-        f"  stacks, hints and moves together: {stretch(sorted(both), '.2f')}, in {Figure(len(both)):.0f} draws "
-        f"(`bench/pressure/run`, {day('pressure/result.json')})."
+        f"  without cooperative HBM management {cooperation}\n"
+        f"  of the live conversations' KV (`bench/pressure/run`, {day('pressure/result.json')}, four simulated A100s, "
+        f"{Figure(len(switched[next(iter(switched))]['balanced'])):.0f} draws: too few to decide).\n"
+        f"  On real stacks (two nodes, two CPU cores, {day('pressure/result-real.json')}), hints and moves together: "
+        f"{both(RETURNING, 'mean')} of the time,\n  but {both(END, 'p95')} of p95 end to end, in "
+        f"{Figure(len(next(iter(real['cells'].values()))['balanced'])):.0f} draws: not decided."
     )
 
 
@@ -99,11 +117,11 @@ def peers() -> str:
     )
     return (
         "- **Our engine beside vLLM and LMCache**, whose settings no search chose (vLLM's default step), so not at\n"
-        "  their best: with 8, 16, 32 and 64 users of\n"
-        f"  {_scaled(found['workload']['found']['length_scale'], found['workload']['time_scales'][0])}, on two nodes,\n"
-        f"  a turn takes {_seconds([curves['upbeat'][n] for n in users])} end to end in the mean; with vLLM or "
-        f"vLLM over LMCache,\n  whichever is best, {_seconds(best_peer)};\n"
-        f"  but at 64 users our p99 time to first token is {p99_s['upbeat']} s, vLLM's {p99_s['vllm-sticky']} s, and "
+        "  their best. Load: 8, 16, 32 and 64 users of\n"
+        f"  {_scaled(found['workload']['found']['length_scale'], found['workload']['time_scales'][0])}, on two nodes.\n"
+        f"  A turn takes {_seconds([curves['upbeat'][n] for n in users])} end to end in the mean; with vLLM or "
+        f"vLLM over LMCache,\n  whichever is best, {_seconds(best_peer)}.\n"
+        f"  But at 64 users our p99 time to first token is {p99_s['upbeat']} s, vLLM's {p99_s['vllm-sticky']} s, and "
         f"in one earlier run our mean\n  time end to end was {100 * behind:.0f} % above vLLM's "
         f"(`bench/peers/run --trace FILE`, {day('peers/result.json')})."
     )
@@ -125,9 +143,10 @@ def vllm() -> str:
         "- **Over unmodified vLLM servers:** first token of a returning session, hinted, from another node's\n"
         f"  SSD: {hinted_ms:.0f} ms; vLLM's own cache "
         f"{ms['vLLM, its own cache']:.0f}, LMCache's memory {ms['LMCache, memory']:.0f}, recomputed "
-        f"{ms['vLLM, recomputed']:,.0f}. Under a trace,\n  two nodes with three times more live KV than memory, "
+        f"{ms['vLLM, recomputed']:,.0f}. Under a trace,\n  two nodes with three times as much live KV as memory, "
         f"nearly full and overloaded: {mean_s['upbeat']} in the mean;\n  LMCache {mean_s['lmcache-sticky']}, "
-        f"vLLM {mean_s['vllm-sticky']} (`bench/vllm/run`, {day('vllm/result-trace.json')})."
+        f"vLLM (its own cache only) {mean_s['vllm-sticky']}; {stretch(sorted(of['repeats'] for of in loads), '.0f')} repeats,\n  "
+        f"not decided (`bench/vllm/run`, {day('vllm/result-trace.json')})."
     )
 
 
@@ -146,8 +165,9 @@ def evidence() -> str:
     sources = {path: measurement(path) for path in (f"bench/{claim.result}" for claim in claims())}
     old = sum(not source.current for source in sources.values())
     return (
-        "- **Every claim**, with interval, commit, machine and what would refute it: [docs/evidence.md](docs/evidence.md).\n"
-        f"  Of its {Figure(len(sources)):.0f} results, {Figure(old):.0f} were measured on older code than this."
+        f"- **{Figure(len(claims())):.0f} claims**, with interval, commit, machine and what would refute them: "
+        "[docs/evidence.md](docs/evidence.md).\n"
+        f"  Of their {Figure(len(sources)):.0f} results, {Figure(old):.0f} were measured on older code than this."
     )
 
 

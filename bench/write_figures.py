@@ -101,7 +101,7 @@ def origin(readme: Path) -> str:
         files.setdefault((of.date, said, of.machine, code), []).append(path.removeprefix(f"{folder}/"))
     told = []
     for (date, said, machine, code), names in sorted(files.items()):
-        which = f"`{names[0]}`" if len(names) == 1 else f"`{names[0]}` to `{names[-1]}`"
+        which = ", ".join(f"`{name}`" for name in names)
         told.append(f"{which} on {date}, {said}{f', on {quoted(machine)}' if machine else ''}: {code}")
     return f"Measured: {'; '.join(told)}." if told else ""
 

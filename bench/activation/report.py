@@ -32,7 +32,7 @@ thread once others are there. {of_hints(found)}
 
 def of_hints(found: dict[str, Any]) -> str:
     ratio = found["hinted_over_active"]
-    return f"{found['settings']['hints']} pairs of turns after a rest: hinted, cold ÷ hinted, active: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})."
+    return f"{found['settings']['hints']} pairs of turns after a rest, both hinted; first token of a model that has to come ÷ one that is here: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})."
 
 
 def by_links(arms: dict[str, Any], alone: float) -> list[list[str]]:

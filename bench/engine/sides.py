@@ -135,7 +135,7 @@ def before(commit: str, settings: dict[str, Any], scratch: Path) -> Side:
 
 
 def theirs(settings: dict[str, Any], scratch: Path) -> Side:
-    """Start vLLM with its best settings on a CPU: its wheel's Intel OpenMP, bound threads, one process."""
+    """Start vLLM as its documents advise on a CPU: its wheel's Intel OpenMP, bound threads; one process."""
     cache = ENVIRONMENT / ("cache-avx2" if settings["avx2"] else "cache")
     cores = sorted(os.sched_getaffinity(0))[: settings["threads"]]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {

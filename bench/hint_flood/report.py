@@ -30,6 +30,6 @@ def result() -> str:
 
 {table(("", "turns", "TTFT p50", "p95", "hints full", "behind", "noted", "known"), rows)}
 
-The median of the pairs' ratios of median TTFT is **{ratio["median"]:.2f}** ({stretch(ratio["range"], ".2f")}; at most 1.10 wanted). {found["failed"]:.0f}
+The median of the pairs' ratios of median TTFT is **{ratio["median"]:.2f}** (range of the pairs {stretch(ratio["range"], ".2f")}; at most 1.10 wanted). {found["failed"]:.0f}
 turns failed. Most of the {sent:,.0f} false hints moved nothing: their sender was no longer trusted, or the store had nothing new to do.
 """

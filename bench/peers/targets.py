@@ -1,6 +1,6 @@
 """The comparison's targets as the data of their YAML files.
 
-Each has the same weights, threads and KV memory, and its best settings.
+Each has the same weights, threads and KV memory.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ Two Llama-3.2-3B at constant load on an A100-40G, `static` to `elastic`. Paper, 
 
 {table(("", "paper", "TTFT", "TPOT"), lines)}
 
-The simulator counts maps and unmaps on the device's thread, and nothing else that ballooning costs: `bench/balloon` will measure that.
+The simulator counts maps and unmaps on the device's thread, and nothing else that ballooning costs; `bench/balloon` measures that.
 """
 
 
