@@ -138,6 +138,7 @@ def test_a_container_can_change_nothing_and_has_no_rights(stack: Stack, service:
     tried = stack.inside(service, "cp /bin/true /tmp/x && echo copied; /tmp/x || echo refused; rm /tmp/x")
     assert "copied" in tried and "refused" in tried, "files in /tmp are not run"
     assert "ead-only" in stack.inside(service, "touch /certs/x")
+    assert set(stack.inside(service, "ls -A /certs").split()) == {"ca.crt", "tls.crt", "tls.key"}, "its own identity"
 
 
 @pytest.mark.parametrize("service", SERVICES)

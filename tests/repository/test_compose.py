@@ -26,6 +26,7 @@ from scheduler.metrics import metrics_port
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 #: The stack, and what the profiles `vllm` and `gpu` add.
+IDENTITIES = ("gateway", "scheduler", "operator", *(f"node-{n}" for n in range(4)))
 EVERY = {name: service for name, service in COMPOSE["services"].items() if name != "certs"}
 SERVICES = {name: service for name, service in EVERY.items() if "profiles" not in service}
 OF_VLLM = {name: service for name, service in EVERY.items() if service.get("profiles") == ["vllm"]}
@@ -244,21 +245,26 @@ def test_a_node_shares_one_arena_and_everybody_who_stores_shares_the_data(monkey
         for kind in ("kvstore", "worker"):
             mounts = dict(mount.split(":")[:2] for mount in SERVICES[f"{kind}-{n}"]["volumes"])
             certs = str(config.tls.directory)
-            assert mounts == {"data": str(config.data), "certs": certs, f"node-{n}-arena": str(config.shm_dir)}
+            assert mounts == {"data": str(config.data), f"node-{n}-certs": certs, f"node-{n}-arena": str(config.shm_dir)}
         volume = COMPOSE["volumes"][f"node-{n}-arena"]["driver_opts"]
         assert (volume["type"], volume["device"]) == ("tmpfs", "tmpfs")
     arenas = {f"node-{n}-arena" for n in range(4)}
-    assert set(COMPOSE["volumes"]) == {"data", "certs", "node-2-run", "models", *arenas}
+    certificates = {"certs", *(f"{who}-certs" for who in IDENTITIES)}
+    assert set(COMPOSE["volumes"]) == {"data", "node-2-run", "models", *certificates, *arenas}
 
 
-def test_every_service_waits_for_certificates_which_only_their_maker_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_service_waits_for_its_own_certificate_which_only_their_maker_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     directory = str(config_of("gateway", monkeypatch).tls.directory)
     maker = COMPOSE["services"]["certs"]
-    assert maker["command"][:4] == ["upbeat", "certs", "init", directory] and maker["volumes"] == [f"certs:{directory}"]
-    assert maker["command"][4:] == ["--nodes", "4"], "two of the stack, vLLM's, and the one with a GPU"
-    for service in EVERY.values():
+    assert maker["command"] == ["upbeat", "certs", "init", directory, "--nodes", "4"], "with vLLM's, and a GPU's"
+    assert maker["volumes"] == [f"certs:{directory}", *(f"{who}-certs:{directory}/{who}" for who in IDENTITIES)]
+    for name, service in EVERY.items():
         assert service["depends_on"]["certs"] == {"condition": "service_completed_successfully"}
-        assert f"certs:{directory}:ro" in service["volumes"]
+        node = re.fullmatch(r".*-(\d)", name)
+        own = f"{f'node-{node[1]}' if node else name}-certs:{directory}:ro"
+        assert [mount for mount in service["volumes"] if "certs" in mount] == [own], "no other identity's key"
 
 
 def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
