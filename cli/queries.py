@@ -85,7 +85,7 @@ def sessions(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000, help="Number of sessions to list, most recently used first.", show_default="100"
+            min=1, max=1_000, help="Number of sessions to list, most recently used first.", show_default="100"
         ),
     ] = None,
     everything: Annotated[

@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Final, Protocol
 
 from contracts.errors import InvalidRequest
@@ -164,6 +165,16 @@ def check_settings(settings: Settings) -> None:
         value = getattr(settings, name)
         if not math.isfinite(value) or not least <= value <= most:
             raise InvalidRequest(f"{name} = {value}: give a number from {least:g} to {most:g}", param=name)
+
+
+def check_place(job: Job, data: Path) -> None:
+    """A gateway's job reads and writes in its own folder of DATA/adapters. Raises InvalidRequest."""
+    place = Path(job.out).parent
+    if place.name != job.id or place.parent.parent != data / "adapters":
+        raise InvalidRequest(f"out: a gateway's job writes in {data}/adapters/TENANT/{job.id}", param="out")
+    for name, path in (("data", job.data), ("validation", job.validation)):
+        if path and Path(path).parent != place:
+            raise InvalidRequest(f"{name}: a gateway's job reads in {place}", param=name)
 
 
 def check_job(job: Job) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import defaultdict
 from collections.abc import Callable
 
 from aiohttp import web
@@ -22,7 +23,7 @@ from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
 from gateway.core.deadlines import Limits
 from gateway.core.hosts import Hosts
-from gateway.core.limits import HintLimits
+from gateway.core.limits import RateLimits
 from gateway.core.retry import RetryLimits
 from gateway.core.slots import Slots
 from gateway.decoding import Decoding
@@ -76,6 +77,8 @@ log = telemetry.logger("gateway")
 MAX_LINE_BYTES = 16 << 10
 #: Requests that may wait for a slot, at least; as many as there are slots if that is more.
 MIN_QUEUE = 64
+#: Erasures of one tenant that wait for the fleet at a time.
+MOST_ERASURES = 16
 #: How long `stop` waits for running answers to send their error.
 LAST_WORDS_S = 1.0
 #: How long a process serves the connections that it has after others took over its port, in seconds.
@@ -212,7 +215,9 @@ class Gateway:
             generator=Generator(fleet, workers, clock, self._retry_limits),
             hints=Hints(fleet),
             sessions=Sessions(),
-            limits=HintLimits(section.max_advisories_per_s / section.processes),
+            limits=RateLimits(section.max_advisories_per_s / section.processes),
+            queries=RateLimits(section.max_queries_per_s / section.processes),
+            erasing=defaultdict(lambda: asyncio.Semaphore(MOST_ERASURES)),
             usage=usage_of(section),
             bodies=Bodies(
                 section.body_memory_bytes // section.processes, share, section.tenant_share, section.max_body_bytes

@@ -59,18 +59,18 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     except RequestError as e:
         response = error_response(e, request.path)
         if log.is_enabled_for(logging.DEBUG):
-            log.debug("refused", request=id_of(request), path=request.path[:200], status=e.status, error=e.message)
+            log.debug("refused", request=id_of(request), route=route_name(request), status=e.status, error=e.message)
     except web.HTTPException as e:
         response = _http_error(request, e)
     except RecursionError:
         error = InvalidRequest("the body is nested too deeply", code="invalid_json")
         response = error_response(error, request.path)
     except ConnectionError as e:
-        log.info("the caller went away", request=id_of(request), path=request.path, error=str(e))
+        log.info("the caller went away", request=id_of(request), route=route_name(request), error=str(e))
         raise
     except Exception:
         incident = secrets.token_hex(6)
-        log.exception("unexpected error", request=id_of(request), path=request.path, incident=incident)
+        log.exception("unexpected error", request=id_of(request), route=route_name(request), incident=incident)
         broken = Unavailable(f"internal error {incident}", code="internal_error")
         broken.status = 500
         response = web.json_response(error_body(broken, request.path), status=500)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from aiohttp import hdrs, web
 
 from contracts.errors import BodyTooLarge, Forbidden, InvalidRequest, WrongMediaType
+from gateway.allowance import Limited
 from gateway.asking import Kind
 from gateway.core.admission import Caller, bearer, parse_json
 from gateway.core.bodies import MOST_DECODED, SMALL_VALUES, Tally, most_useful_bytes
@@ -16,6 +17,7 @@ from gateway.core.callers import network_of
 from gateway.core.relay_bodies import Relayed
 from gateway.core.relay_routes import OWN_KINDS, OwnKind, is_anthropic
 from gateway.core.spellings import FINAL, PRIORITY, session_of
+from gateway.metrics import LIMITED
 from gateway.openai.asked import Asked, TextKind, Told
 from gateway.openai.inputs import MAX_PROMPTS
 from gateway.openai.token_requests import TokenKind, TokensAsked
@@ -72,9 +74,19 @@ def caller_of(request: web.Request) -> Caller:
     return parts.keys.caller(credential)
 
 
+def query_caller_of(request: web.Request) -> Caller:
+    """The caller of a route that is neither for text nor a hint. Raises what `caller_of` raises, and Limited."""
+    parts, caller = request.app[PARTS], caller_of(request)
+    if wait_s := parts.queries.take(caller.tenant, 1, parts.clock.now()):
+        LIMITED.labels("queries").inc()
+        limit = f"{parts.queries.per_s:g} queries a second (gateway.max_queries_per_s)"
+        raise Limited(f"more than {limit}; try again in {wait_s:.1f} s", wait_s)
+    return caller
+
+
 def server_caller_of(request: web.Request) -> Caller:
-    """The caller of a route that needs a server key. Raises Unauthorized or Forbidden."""
-    caller = caller_of(request)
+    """Like `query_caller_of`, of a route that needs a server key. Raises Forbidden, too."""
+    caller = query_caller_of(request)
     if not caller.server:
         raise Forbidden("this route needs a server key")
     return caller

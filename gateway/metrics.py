@@ -85,7 +85,7 @@ PLACED = Counter(
 STREAMS = Gauge("upbeat_gateway_worker_streams", "Worker streams that stand", registry=REGISTRY)
 LIMITED = Counter(
     "upbeat_gateway_limited",
-    "Requests for text refused with 429, what: requests, tokens, concurrent, day, month",
+    "Requests refused with 429, what: requests, tokens, concurrent, day, month (of those for text), queries",
     ["what"],
     registry=REGISTRY,
 )
@@ -111,7 +111,7 @@ from_zero(HINTS, ("advisory", "limited"))
 from_zero(RETRIES, "no node", "unreachable", "worker lost", "worker failed", "late")
 from_zero(POISONOUS, "found", "refused")
 from_zero(PLACED, "hint", "scheduler", "standby", "direct")
-from_zero(LIMITED, "requests", "tokens", "concurrent", "day", "month")
+from_zero(LIMITED, "requests", "tokens", "concurrent", "day", "month", "queries")
 from_zero(SHED, "bodies", "decoding", "requests", "connections")
 from_zero(CUT, "headers", "write")
 

@@ -14,7 +14,7 @@ from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
 from gateway.core.hosts import Hosts
-from gateway.core.limits import HintLimits
+from gateway.core.limits import RateLimits
 from gateway.core.routing import missing, unserved
 from gateway.core.usage import Usage
 from gateway.decoding import Decoding
@@ -46,7 +46,11 @@ class Parts:
     generator: Generator
     hints: Hints
     sessions: Sessions
-    limits: HintLimits
+    #: Of hints, and of queries.
+    limits: RateLimits
+    queries: RateLimits
+    #: By tenant: the erasures that may wait for the fleet at a time. Further ones wait for these.
+    erasing: dict[str, asyncio.Semaphore]
     usage: Usage
     bodies: Bodies
     decoding: Decoding

@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector
 from runtime.telemetry import metrics_text
 
 ANSWER_TIMEOUT_S = 2.0
+#: The pause after a page, as a multiple of the time that it took.
+PAUSE_TIMES = 4.0
 LABEL = "process"
 
 
@@ -29,6 +31,10 @@ class Siblings:
     def __init__(self, port: int, number: int, count: int) -> None:
         self._port, self.number, self.count = port, number, count
         self._listening: asyncio.Server | None = None
+        #: The page that whoever asks now will get; when the next one may be begun, on the loop's clock.
+        self._next: asyncio.Task[bytes] | None = None
+        self._rested_s = 0.0
+        self._one_at_a_time = asyncio.Lock()
 
     async def open(self) -> None:
         """Serve this process's metrics to the others, if there are any. Raises OSError when another process has this
@@ -47,13 +53,33 @@ class Siblings:
 
     async def metrics(self) -> bytes:
         """Prometheus' text of this process, or of all processes with a label for the process number. A process that
-        does not answer is left out."""
+        does not answer is left out.
+
+        Nobody needs a key for it, so however many ask, pages are made one at a time, off the loop, with pauses. Whoever
+        asks meanwhile gets the next one.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._page())
+        return await asyncio.shield(self._next)
+
+    async def _page(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        async with self._one_at_a_time:
+            await asyncio.sleep(self._rested_s - loop.time())
+            self._next = None
+            began_s = loop.time()
+            try:
+                return await self._make()
+            finally:
+                self._rested_s = loop.time() + PAUSE_TIMES * (loop.time() - began_s)
+
+    async def _make(self) -> bytes:
         if self.count == 1:
-            return metrics_text()
+            return await asyncio.to_thread(metrics_text)
         others = [n for n in range(self.count) if n != self.number]
-        texts = await asyncio.gather(*(self._ask(n) for n in others))
-        found = {n: text for n, text in zip(others, texts, strict=True) if text} | {self.number: metrics_text()}
-        return merged({str(n): found[n].decode() for n in sorted(found)})
+        texts = await asyncio.gather(asyncio.to_thread(metrics_text), *(self._ask(n) for n in others))
+        found = {n: text.decode() for n, text in zip((self.number, *others), texts, strict=True) if text}
+        return await asyncio.to_thread(merged, {str(n): found[n] for n in sorted(found)})
 
     async def _ask(self, number: int) -> bytes:
         with contextlib.suppress(OSError, TimeoutError):
@@ -74,7 +100,7 @@ class Siblings:
 
 async def _tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
-        writer.write(metrics_text())
+        writer.write(await asyncio.to_thread(metrics_text))
         await writer.drain()
     writer.close()
 

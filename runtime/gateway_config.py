@@ -83,6 +83,8 @@ class GatewaySection(BaseModel):
     token_secret: str = Field(default="", pattern=r"^(.{32,})?$")
     #: Hints per second of one tenant.
     max_advisories_per_s: float = Field(default=1000.0, gt=0)
+    #: Queries per second of one tenant: requests about sessions, stored responses, files, jobs, models and the fleet.
+    max_queries_per_s: float = Field(default=100.0, gt=0)
     #: Origins of web pages that may call all of /v1, such as https://chat.example.org; "*": any. Hints are accepted
     #: from every page.
     cors_origins: list[str] = []

@@ -20,6 +20,8 @@ from storelink.credentials import Credentials
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Timeout of a handshake and of a request.
 _REQUEST_S = 5.0
+#: Connections at a time; further ones are closed.
+_MOST_READERS = 32
 
 
 def serve_metrics(host: str, port: int) -> WSGIServer:
@@ -27,8 +29,27 @@ def serve_metrics(host: str, port: int) -> WSGIServer:
     own = credentials.own()
     context = own.server_context() if own else None
 
+    places = threading.BoundedSemaphore(_MOST_READERS)
+
     class Server(ThreadingWSGIServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            """On a thread, of which there are few: whoever connects without end takes none from the process's work."""
+            if not places.acquire(blocking=False):
+                self.shutdown_request(request)
+                return
+            try:
+                super().process_request(request, client_address)
+            except RuntimeError:  # no thread could be started
+                places.release()
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                places.release()
 
         def finish_request(self, request: Any, client_address: Any) -> None:
             """On the request's own thread: who says nothing holds up nobody else."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import InvalidRequest, NotFound, Unavailable
-from contracts.finetune import Job, Progress
+from contracts.finetune import Job, Progress, check_place
 from contracts.finetune_wire import job_from_wire, job_to_wire, progress_from_wire, progress_to_wire
 from contracts.models import ModelWire
 from contracts.v1 import scheduler_pb2
@@ -120,10 +120,13 @@ class FinetuneJobs:
         self.core.reported(device, Report(spare, message.refuses[:300], jobs), self._clock.now())
 
     # ---- calls -------------------------------------------------------------------------------------------------
-    async def submit(self, message: scheduler_pb2.FinetuneJob) -> scheduler_pb2.Finetune:
-        """Take a job, and store it; one that is known already is answered as it is. Raises RequestError."""
+    async def submit(self, message: scheduler_pb2.FinetuneJob, data: Path | None = None) -> scheduler_pb2.Finetune:
+        """Take a job, and store it; one that is known already is answered as it is. data: where the jobs of this caller
+        must lie (`check_place`); None: anywhere. Raises RequestError."""
         self._check_owns()
         job = job_from_wire(message)
+        if data is not None:
+            check_place(job, data)
         async with self._submitting:
             known = self.core.check(job, self._hosts())
             if known is not None:

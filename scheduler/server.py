@@ -13,10 +13,11 @@ import grpc
 
 from contracts.convert import session_from_wire
 from contracts.errors import NotFound, RequestError, to_wire
+from contracts.identity import Role
 from contracts.turn_times import MOST_TOGETHER, checked
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
-from runtime.callers import as_itself
+from runtime.callers import as_itself, caller
 from runtime.clock import Clock, RealClock
 from runtime.config import Config
 from runtime.registry import registered
@@ -329,7 +330,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     # ---- fine-tuning -------------------------------------------------------------------------------------------
     async def SubmitFinetune(self, request: scheduler_pb2.FinetuneJob, context: Any) -> scheduler_pb2.Finetune:
         """See the proto."""
-        return await _answered(context, self.finetunes.submit(request))
+        who = caller(context)
+        gateway = who is not None and who.role is Role.GATEWAY
+        return await _answered(context, self.finetunes.submit(request, self.config.data if gateway else None))
 
     async def ListFinetunes(
         self, request: scheduler_pb2.ListFinetunesRequest, context: Any

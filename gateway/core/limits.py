@@ -1,7 +1,8 @@
 """Limits rates with token buckets.
 
-Hints are limited by one bucket per tenant; a batch counts as its length. A batch larger than the bucket passes when the
-bucket is full and leaves a debt, so that a batch of any legal size is possible at any rate.
+Hints, and queries (all requests but those for text), have a bucket per tenant each. A batch of hints counts as its
+length. A batch larger than the bucket passes when the bucket is full and leaves a debt, so that a batch of any legal
+size is possible at any rate.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Bucket:
         assert self.level <= self.burst and math.isfinite(self.level)
 
 
-class HintLimits:
+class RateLimits:
     """One bucket per tenant."""
 
     def __init__(self, per_s: float, burst: float | None = None) -> None:
@@ -54,17 +55,17 @@ class HintLimits:
         self.burst = burst if burst is not None else max(per_s, 1.0)
         self._buckets: dict[str, Bucket] = {}
 
-    def take(self, tenant: str, hints: int, now_s: float) -> float:
-        """Take `hints` from the tenant's bucket, or nothing at all.
+    def take(self, tenant: str, count: int, now_s: float) -> float:
+        """Take `count` from the tenant's bucket, or nothing at all.
 
         Returns 0 when granted, else the seconds after which a retry can succeed.
         """
         bucket = self._buckets.get(tenant)
         if bucket is None:
             bucket = self._buckets[tenant] = Bucket(self.per_s, self.burst, now_s)
-        wait_s = bucket.wait_s(hints, now_s)
+        wait_s = bucket.wait_s(count, now_s)
         if not wait_s:
-            bucket.take(hints)
+            bucket.take(count)
         return wait_s
 
     def validate(self) -> None:

@@ -298,7 +298,7 @@ PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
         ("query", "order", {"enum": ["desc", "asc"]}),
         ("query", "after", _TEXT),
     ],
-    ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],
+    ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 1_000})],
     ("get", "/v1/files"): [
         ("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000}),
         ("query", "order", {"enum": ["desc", "asc"]}),

@@ -93,7 +93,7 @@ def _operation(route: Route, components: dict[str, Any]) -> Schema:
         content = _json(ANSWERS[key]) | content
     responses: Schema = {}
     responses["202" if route.path in _HINTS else "200"] = {"description": "Success.", "content": content}
-    errors = sorted({*route.errors} if route.open else {401, *route.errors})
+    errors = sorted({*route.errors} if route.open else {401, 429, *route.errors})
     responses |= {str(status): {"$ref": f"#/components/responses/{status}"} for status in errors}
     responses["4XX"] = {"description": "Any other error in the request.", "content": _json(_ERROR_REFERENCE)}
     if route.path == "/ready":

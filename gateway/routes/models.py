@@ -9,19 +9,19 @@ from aiohttp import web
 from contracts.models import state_of
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.generate import unknown_model
-from gateway.intake import caller_of, server_caller_of
+from gateway.intake import query_caller_of, server_caller_of
 from gateway.parts import PARTS
 
 
 async def index(request: web.Request) -> web.Response:
     """Every registered model, and every other that some node has had, with its state."""
-    caller_of(request)
+    query_caller_of(request)
     return web.json_response({"object": "list", "data": list(_known(request).values())})
 
 
 async def show(request: web.Request) -> web.Response:
     """One model."""
-    caller_of(request)
+    query_caller_of(request)
     return _shown(request, request.match_info["model"])
 
 
@@ -48,7 +48,7 @@ async def placement(request: web.Request) -> web.Response:
     """When the model's weights came to each device and left it lately, latest first, and why; and what it lends."""
     name, fleet = request.match_info["model"], request.app[PARTS].fleet
     if fleet.knows_model(f"{name}/placement"):  # a model of that name
-        caller_of(request)
+        query_caller_of(request)
         return _shown(request, f"{name}/placement")
     server_caller_of(request)
     if not fleet.knows_model(name):

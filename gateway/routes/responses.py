@@ -16,7 +16,7 @@ from gateway.core.relay_bodies import Relayed
 from gateway.core.renaming import OF_RESPONSES, renamed
 from gateway.envelope import OUTLIVES
 from gateway.inline_hints import expect_result
-from gateway.intake import caller_of, read_response
+from gateway.intake import caller_of, query_caller_of, read_response
 from gateway.openai.chat_reader import ChatReader
 from gateway.openai.responses import Choice, Usage
 from gateway.parts import PARTS
@@ -156,7 +156,7 @@ class _Turn:
 
 # ---- stored responses ------------------------------------------------------------------------------------------------
 async def _stored(request: web.Request) -> Response:
-    return await request.app[PARTS].responses.get(caller_of(request).tenant, request.match_info["response_id"])
+    return await request.app[PARTS].responses.get(query_caller_of(request).tenant, request.match_info["response_id"])
 
 
 def _json(body: bytes) -> web.Response:
@@ -184,7 +184,7 @@ async def input_items(request: web.Request) -> web.Response:
         raise InvalidRequest(f"limit must be an integer from 1 to {_MOST}", param="limit")
     try:
         page, more = await request.app[PARTS].responses.input_page(
-            caller_of(request).tenant, response_id, query.get("after"), int(limit), latest_first=order == "desc"
+            query_caller_of(request).tenant, response_id, query.get("after"), int(limit), latest_first=order == "desc"
         )
     except KeyError:
         raise InvalidRequest("after names no item of this response", param="after") from None
@@ -196,12 +196,12 @@ async def input_items(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Delete a stored response; one in the background stops."""
     response_id = request.match_info["response_id"]
-    await request.app[PARTS].responses.delete(caller_of(request).tenant, response_id)
+    await request.app[PARTS].responses.delete(query_caller_of(request).tenant, response_id)
     return web.json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel(request: web.Request) -> web.Response:
     """Stop a response in the background."""
     keeper = request.app[PARTS].responses
-    response = await keeper.cancel(caller_of(request).tenant, request.match_info["response_id"])
+    response = await keeper.cancel(query_caller_of(request).tenant, request.match_info["response_id"])
     return _json(response.shown())

@@ -17,7 +17,7 @@ from gateway.intake import server_caller_of
 from gateway.parts import PARTS
 
 DEFAULT_LIMIT = 100
-MAX_LIMIT = 10_000
+MAX_LIMIT = 1_000
 #: Most recently used first; or by id, which is stable while pages are read.
 ORDERS = ("last_use", "id")
 #: The scheduler waits ten seconds for the nodes, so wait longer.
@@ -97,8 +97,9 @@ async def erase(request: web.Request) -> web.Response:
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
     await request.app[PARTS].responses.forget(caller.tenant, session.session_id)
-    wanted = pb.EraseSessionRequest(session=session)
-    reply = await request.app[PARTS].fleet.call("EraseSession", wanted, ERASE_TIMEOUT_S, session_from_wire(session))
+    wanted, parts = pb.EraseSessionRequest(session=session), request.app[PARTS]
+    async with parts.erasing[caller.tenant]:
+        reply = await parts.fleet.call("EraseSession", wanted, ERASE_TIMEOUT_S, session_from_wire(session))
     if not reply.known:
         raise _unknown(session.session_id)
     if not reply.taken:

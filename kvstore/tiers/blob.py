@@ -349,7 +349,7 @@ class BlobTier:
                 for item, failed in zip(new, read, strict=True):
                     if isinstance(failed, BaseException) and not isinstance(failed, _GONE):
                         unread += 1
-                        log.warning("a session's manifest cannot be read", object=item.path, error=repr(failed))
+                        log.warning("a session's manifest cannot be read", session=item.path, error=repr(failed))
         except Exception as e:
             raise OSError(f"the sessions cannot be listed: {e!r}") from e
         if unread:

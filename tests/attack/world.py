@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "gateway": {
         "api_keys": [{"key": key, "tenant": tenant} for tenant, key in KEYS.items()],
         "max_advisories_per_s": 1e6,
+        "max_queries_per_s": 1e6,
         "hosts": ["127.0.0.1"],
     },
 }

@@ -10,7 +10,7 @@ from contracts.errors import BodyTooLarge, InvalidRequest, NotFound, Unauthorize
 from contracts.models import ModelState
 from gateway.core.admission import LARGE_BYTES, Caller, Keys, bearer, check_length, parse_json
 from gateway.core.implicit import ImplicitSessions, after_answer, after_completion, of_messages, of_prompt
-from gateway.core.limits import HintLimits
+from gateway.core.limits import RateLimits
 from gateway.core.refusals import is_final, refusal
 from gateway.core.retry import Again, Attempts, GiveUp, RetryLimits
 from gateway.core.routing import FleetView, ModelThere, NodeView, direct_route, missing, unserved
@@ -76,7 +76,7 @@ def test_what_is_not_plain_json_is_invalid_however_it_is_broken(body: bytes) -> 
 
 # ---- limits --------------------------------------------------------------------------------------------------------
 def test_hints_pass_at_the_configured_rate_and_each_tenant_has_its_own() -> None:
-    limits = HintLimits(per_s=10)
+    limits = RateLimits(per_s=10)
     assert [limits.take("a", 1, 0.0) for _ in range(10)] == [0.0] * 10
     assert limits.take("a", 1, 0.0) == pytest.approx(0.1)
     assert limits.take("b", 1, 0.0) == 0.0
@@ -86,7 +86,7 @@ def test_hints_pass_at_the_configured_rate_and_each_tenant_has_its_own() -> None
 
 
 def test_a_batch_larger_than_the_bucket_passes_when_full_and_leaves_a_debt() -> None:
-    limits = HintLimits(per_s=10)
+    limits = RateLimits(per_s=10)
     assert limits.take("a", 50, 0.0) == 0.0
     assert limits.take("a", 1, 0.0) == pytest.approx(4.1)
     assert limits.take("a", 1, 4.2) == 0.0

@@ -111,6 +111,23 @@ async def test_hints_over_the_limit_are_told_when_to_come_back() -> None:
         assert headers["Access-Control-Allow-Origin"] == "*"
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/sessions", "/v1/sessions/chat-1", "/v1/responses/resp_1", "/v1/files", "/v1/fine_tuning/jobs", "/v1/fleet"],
+)
+async def test_queries_over_the_limit_are_told_when_to_come_back_and_other_tenants_are_not(path: str) -> None:
+    async with stack(1, wait=False, api_keys=KEYS, max_queries_per_s=2) as s:
+
+        async def ask(key: str) -> tuple[int, str | None]:
+            async with s.http.get(s.url + path, headers={"Authorization": f"Bearer {key}"}) as r:
+                return r.status, r.headers.get("Retry-After")
+
+        answers = [await ask("key-of-acme") for _ in range(4)]
+        assert 429 not in {status for status, _ in answers[:2]}
+        assert answers[-1] == (429, "1")
+        assert (await ask("key-of-blue"))[0] != 429
+
+
 async def test_a_browser_may_send_hints_from_any_page_with_the_key_in_the_body() -> None:
     async with stack(1, wait=False, api_keys=KEYS) as s:
         for path in ("/v1/advisory", "/v1/invalidate"):

@@ -28,7 +28,7 @@ QUICK, LONG = 8, 100
 
 @pytest.fixture(scope="module")
 async def h(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
-    async with harness(tmp_path_factory.mktemp("gateway"), max_advisories_per_s=1e6) as running:
+    async with harness(tmp_path_factory.mktemp("gateway"), max_advisories_per_s=1e6, max_queries_per_s=1e6) as running:
         yield running
         await running.is_whole()
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from contracts.finetune import Settings
+from contracts.errors import InvalidRequest
+from contracts.finetune import Job, Settings, check_place
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.core.refusals import refusal
 from tests.finetune_stack import FinetuneStack, until
@@ -146,3 +148,22 @@ async def test_a_file_that_is_damaged_is_left_alone_and_the_others_are_read(make
     await s.start_scheduler(0)
     await s.runs()
     assert bad.read_text() == "{"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("out", "/etc"),
+        ("out", "{data}/adapters/t/another-job/out"),
+        ("out", "{data}/files/t/ftjob-00000001/out"),
+        ("data", "/var/secrets.jsonl"),
+        ("validation", "{data}/adapters/u/ftjob-00000001/validation.jsonl"),
+    ],
+)
+def test_a_gateways_job_reads_and_writes_in_its_own_folder(field: str, value: str, tmp_path: Path) -> None:
+    place = f"{tmp_path}/adapters/t/ftjob-00000001"
+    job = Job("ftjob-00000001", "t", "m", f"{place}/training.jsonl", f"{place}/out", f"{place}/validation.jsonl")
+    check_place(job, tmp_path)
+    with pytest.raises(InvalidRequest) as told:
+        check_place(replace(job, **{field: value.format(data=tmp_path)}), tmp_path)
+    assert told.value.param == field
