@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from kvstore.core import events as ev
 from kvstore.core.tombstone import OpenErasure, Tombstone
 from kvstore.failpoints import reach
 from kvstore.host import StoreHost
-from kvstore.learning import learn_sessions
+from kvstore.learning import SharedListings
 from kvstore.metrics import count, log
+from kvstore.tiers.blob import PATIENT_S
 from kvstore.tiers.journal import Journal, JournalFull
 from kvstore.tiers.manifests import manifest_path
 from runtime.service import Tasks
@@ -31,6 +33,8 @@ _LIST_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 60.0
 #: Most erasures that check tiers at a time.
 _LOOKING = 4
+#: Most that ask the blob tier what it knows of their session at a time, so that they leave its other readers room.
+_ASKING = 16
 #: File name, beside the SSD's directory.
 _JOURNAL = "erasures.journal"
 
@@ -66,6 +70,9 @@ class Erasing:
         self._pursuits: dict[SessionKey, asyncio.Task[None]] = {}
         self._wake: dict[SessionKey, asyncio.Event] = {}
         self._gate = asyncio.Semaphore(_LOOKING)
+        self._asking = asyncio.Semaphore(_ASKING)
+        self._silent_s = -math.inf  #: when the blob tier last left a question unanswered for PATIENT_S or longer
+        self._listings = SharedListings(node, tasks)
         self._left: dict[SessionKey, dict[str, int]] = {}  #: by session, the result of the last check
         self._last: dict[SessionKey, Answer] = {}
         self.answered: list[Callable[[Answer], object]] = []
@@ -163,19 +170,19 @@ class Erasing:
         ]
 
     async def erase(self, session: SessionKey, number: int = 0) -> None:
-        """Erase the session, after learning which other sessions exist, so that shared chunks stay. number: of a
-        repeated erasure; 0: a new one. `answered` callbacks are called once, or again when the session is finally
-        gone."""
+        """Erase the session, after learning which other sessions exist, so that shared chunks stay. A session that
+        nobody knows costs no listing. number: of a repeated erasure; 0: a new one. `answered` callbacks are called
+        once, or again when the session is finally gone."""
         node, begun = self._node, self._node.clock.now()
-        found, tombstones = await self._ask(session)
-        if found is not ev.Fault.UNAVAILABLE:
-            await node.older.erase(session, {})
+        found, tombstones = await self._ask(session, begun)
+        unknown = found is ev.Fault.MISSING and tombstones == []
+        if not unknown or self._has(session):
+            await self._learn_others()
         if isinstance(found, Manifest):
             node.handle(ev.ManifestFetched(session, found, node.clock.now()))
-        index, erasure = node.store.index, node.store.erasure
-        here = session in index.manifests or session in index.claims or erasure.is_erasing(session)
+        here, erasure = self._has(session), node.store.erasure
         node.handle(ev.TombstonesListed(tombstones or [], node.clock.now()))
-        if not here and found is ev.Fault.MISSING and tombstones == []:
+        if unknown and not here:
             self._tell(Answer(session, False, {}, number))  # unknown everywhere; nothing is recorded
             return
         known = here or isinstance(found, Manifest) or found is ev.Fault.CORRUPT
@@ -191,18 +198,35 @@ class Erasing:
             self._tell(Answer(session, known, {"blob": 1}, erasure.graves.number(session), taken=False))
         self._pursue(session, known=known, begun=begun)
 
-    async def _ask(self, session: SessionKey) -> tuple[Manifest | ev.Fault, list[Tombstone] | None]:
-        """What blob knows of the session; also learns the other sessions, within _LIST_S."""
+    def _has(self, session: SessionKey) -> bool:
+        """Whether this node has something of the session, or may after an erasure that is still open."""
+        index, erasure = self._node.store.index, self._node.store.erasure
+        return session in index.manifests or session in index.claims or erasure.is_erasing(session)
+
+    async def _ask(self, session: SessionKey, begun: float) -> tuple[Manifest | ev.Fault, list[Tombstone] | None]:
+        """What blob knows of the session; also deletes what older formats left of it. Waits for its turn. A blob
+        tier that was silent meanwhile is not asked: else the last of many erasures would wait for all before it."""
         node = self._node
-        if not node.store.meter.admits(ev.TierChannel.BLOB_READ):
-            return ev.Fault.UNAVAILABLE, None
-        listing = asyncio.wait_for(learn_sessions(node), _LIST_S)
-        asked = (node.blob.find_manifest(session), node.blob.tombstones.find(session), listing)
-        found, tombstones, _ = await asyncio.gather(*asked, return_exceptions=True)
-        return (
-            found if not isinstance(found, BaseException) else ev.Fault.UNAVAILABLE,
-            tombstones if not isinstance(tombstones, BaseException) else None,
-        )
+        async with self._asking:
+            if self._silent_s > begun or not node.store.meter.admits(ev.TierChannel.BLOB_READ):
+                return ev.Fault.UNAVAILABLE, None
+            asked_s = node.clock.now()
+            asked = (node.blob.find_manifest(session), node.blob.tombstones.find(session))
+            found, tombstones = await asyncio.gather(*asked, return_exceptions=True)
+            if isinstance(found, BaseException) or found is ev.Fault.UNAVAILABLE:
+                if node.clock.now() - asked_s >= PATIENT_S:
+                    self._silent_s = node.clock.now()
+                found = ev.Fault.UNAVAILABLE
+            else:
+                await node.older.erase(session, {})
+            return found, tombstones if not isinstance(tombstones, BaseException) else None
+
+    async def _learn_others(self) -> None:
+        """Learn which other sessions exist, as far as blob lists them within _LIST_S."""
+        if self._node.store.meter.admits(ev.TierChannel.BLOB_READ):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LIST_S):
+                    await self._listings.learn()
 
     def hurry(self) -> None:
         """A tier is back: erasures waiting for it continue at once."""

@@ -20,6 +20,7 @@ from scheduler.core.control import Control
 from scheduler.core.directory import Held
 from scheduler.core.directory import Report as HeldReport
 from scheduler.core.erasures import Word
+from scheduler.erasure_waits import ErasureWaits
 
 log = telemetry.logger("scheduler.reports")
 #: Workers are told a new report interval when it has changed by this share.
@@ -34,8 +35,8 @@ _END = None
 
 
 class Reports:
-    """See the module. erasure_heard: notified of every store's answer to an erasure. joined: called when a store or
-    worker joins."""
+    """See the module. erasure_waits: told of stores' answers to erasures, and of stores that leave. joined: called when
+    a store or worker joins."""
 
     def __init__(self, control: Control, clock: Clock) -> None:
         self._control, self._clock = control, clock
@@ -44,7 +45,7 @@ class Reports:
         self._store_streams, self._worker_streams = Attached(), Attached()
         self._report_every_s = 0.0
         self._unannounced: set[str] = set()  #: stores not yet announced to the others
-        self.erasure_heard = asyncio.Condition()
+        self.erasure_waits = ErasureWaits(self._stores.keys())
         self.joined: Callable[[], object] = lambda: None
         #: What a device's worker says of fine-tuning jobs; and that it has left, or has come and not said anything yet.
         self.finetunes_reported: Callable[[str, scheduler_pb2.FinetuneReport], object] = lambda device, report: None
@@ -222,6 +223,7 @@ class Reports:
             "load": self._store_load,
             "metrics": self._store_metrics,
             "leaving": self._store_leaving,
+            "erased": self._erased,
         }
         try:
             async for report in reports:
@@ -244,14 +246,13 @@ class Reports:
                         self.command(hello.node, _erase_again(session, number))
                 elif stream is None or not attached.counts(stream):
                     continue
-                elif kind == "erased":
-                    await self._erased(stream.name, report.erased)
                 elif kind in kinds:
                     kinds[kind](stream.name, getattr(report, kind))
         finally:
             if stream is not None and attached.leave(stream):
                 del self._stores[stream.name]
                 control.store_left(stream.name)
+                self.erasure_waits.store_left(stream.name)
                 log.info("store left", node=stream.name)
 
     def _held(self, name: str, report: scheduler_pb2.HeldSessions) -> None:
@@ -273,13 +274,12 @@ class Reports:
     def _store_leaving(self, name: str, said: scheduler_pb2.StoreLeaving) -> None:
         self.store_leaving(name, said)
 
-    async def _erased(self, name: str, e: scheduler_pb2.Erased) -> None:
+    def _erased(self, name: str, e: scheduler_pb2.Erased) -> None:
         word = Word(e.verified, e.known, {left.tier: left.chunks for left in e.left}, e.number, e.taken or e.verified)
         session = session_from_wire(e.session)
-        async with self.erasure_heard:
-            for node in self._control.erasures.heard(name, session, word, self._control.membership.members):
-                self.command(node, _erase_again(session, e.number))
-            self.erasure_heard.notify_all()
+        for node in self._control.erasures.heard(name, session, word, self._control.membership.members):
+            self.command(node, _erase_again(session, e.number))
+        self.erasure_waits.heard(session)
 
     @property
     def _introduce_s(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -197,13 +196,8 @@ class Views:
         erasure = control.erasures.begin(key, expected | set(told))
         for node in told:
             self._reports.command(node, scheduler_pb2.StoreCommand(erase=request.session))
-        with contextlib.suppress(TimeoutError):
-            # Wait for connected stores only.
-            async with asyncio.timeout(ERASE_S), self._reports.erasure_heard:
-                await self._reports.erasure_heard.wait_for(
-                    lambda: all(n in erasure.words for n in told if n in self._reports.stores)
-                )
-        if not erasure.taken:
+        erasure = await self._reports.erasure_waits.wait(key, erasure, told, ERASE_S)
+        if not erasure.taken and key not in self._reports.erasure_waits:
             control.erasures.give_up(key)
         return _erased(known, told, expected, erasure)
 
