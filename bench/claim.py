@@ -100,9 +100,13 @@ def codec(name: str) -> Callable[[Document], Estimate]:
     return estimate
 
 
-def lent(d: Document) -> Estimate:
+def lent(of: str, at: str) -> Callable[[Document], Estimate]:
     """Of bench/remap: with lent layers over recomputing, where requests wait for KV memory."""
-    by = {(run["arm"], run["per_s"], run["repeat"]): run["ttft_s"]["mean"] for run in d["loads"]}
-    most = max(float(rate) for _, rate, _ in by)
-    pairs = [(v, by["recompute", rate, n]) for (arm, rate, n), v in by.items() if arm == "remap" and rate == most]
-    return of_ratios([a / b for a, b in pairs], "repeats")
+
+    def estimate(d: Document) -> Estimate:
+        by = {(run["arm"], run["per_s"], run["repeat"]): run[of][at] for run in d["loads"]}
+        most = max(float(rate) for _, rate, _ in by)
+        pairs = [(v, by["recompute", rate, n]) for (arm, rate, n), v in by.items() if arm == "remap" and rate == most]
+        return of_ratios([a / b for a, b in pairs], "repeats")
+
+    return estimate
