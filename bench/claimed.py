@@ -24,7 +24,7 @@ _VLLM = "vLLM's environment (`make vllm`)"
 _RETURNING = "bench/returning_session/run"
 _SIMULATED = (
     "Simulated: virtual time, the production cores, costs of an A100 with Llama 3.1 8B. `sticky` has the default "
-    "`kv.layer_priority: false`; on is its better setting (docs/design/0036)"
+    "`kv.layer_priority: false`; on is its better setting, for which there is no result yet (docs/design/0036)"
 )
 _HINTED = "Upbeat, the other node's SSD, hinted"
 _WITHOUT = f"{_PRESSURE} --switches"

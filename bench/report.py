@@ -25,15 +25,19 @@ from measured import measurement  # noqa: E402
 
 def headline() -> str:
     """Time to the first token of a returning session: with a hint, without one, and recomputed."""
-    ttft_s = {
-        name: found["ttft_median_s"]
-        for name, found in read(BENCH / "returning_session" / "result.json")["conditions"].items()
-    }
+    conditions = read(BENCH / "returning_session" / "result.json")["conditions"]
+    ttft_s = {name: found["ttft_median_s"] for name, found in conditions.items()}
+
+    def of(name: str) -> str:
+        each = conditions[name]["ttft_s"]
+        return f"{stretch(each, '.2f')} s in {Figure(len(each)):.0f}"
+
     return (
         f"**First token of a returning 4,000-token session: {ttft_s['recompute']:.1f} s recomputed, "
         f"{ttft_s['advised']:.2f} s after a hint.**\n\n"
         f"- Without a hint, from the other node's SSD: {ttft_s['unadvised']:.2f} s. With everything already in HBM: "
-        f"{ttft_s['hbm']:.2f} s\n"
+        f"{ttft_s['hbm']:.2f} s.\n"
+        f"  Medians; ranges: recomputed {of('recompute')} sessions, hinted {of('advised')}, in HBM {of('hbm')}\n"
         "  (131 M parameters, two CPU cores, hint two seconds ahead; `bench/returning_session/run`,\n"
         f"  {day('returning_session/result.json')})."
     )
@@ -93,7 +97,7 @@ def policies() -> str:
         f"- **Hints and balancing:** in {load['requests']:.0f} requests of\n"
         f"  {_scaled(load['length_scale'], load['time_scale'])},\n"
         f"  returning turns get their first token after {mean_s['balanced']:.3f} s in the mean; with sticky sessions "
-        f"after {mean_s['sticky']:.3f} s,\n  recomputed after {mean_s['recompute']:.3f} s "
+        f"after {mean_s['sticky']:.3f} s,\n  recomputed after {mean_s['recompute']:.3f} s; one run of each "
         f"(`bench/policies/run --trace FILE`, {day('policies/result.json')})."
     )
 

@@ -36,9 +36,12 @@ LENGTH_SCALE, MAX_TOKENS = 0.08, 6_000
 TIME_SCALE = 0.25
 #: A hint for every request; hints do not say when their request will come.
 _ALL = Habits(expected=False)
+#: The arm with `kv.layer_priority`.
+LAYERS = "sticky-layers"
 #: (placement policy, clients' hints) by arm; None: no hints.
 ARMS: dict[str, tuple[str, Habits | None]] = {
     "sticky": ("sticky", None),
+    LAYERS: ("sticky", None),
     "sticky-hints": ("sticky", _ALL),
     "balanced-no-hints": ("balanced", None),
     "balanced": ("balanced", _ALL),
@@ -107,8 +110,9 @@ def run(cell: Cell, arm: str, draw: Draw, machine: Machine) -> dict[str, Any]:
     memory = memory_bytes(cell, said, token_bytes, NODES, LINGERS_S * TIME_SCALE)
     policy, habits = ARMS[arm]
     hbm_gib = (memory + weight_bytes(config)) / _GIB
+    settings = _SETTINGS | {"kv": {"layer_priority": arm == LAYERS}}
     stack = Stack(
-        model=machine.model, nodes=NODES, policy=policy, hbm_gib=hbm_gib, dram_gib=memory / _GIB, settings=_SETTINGS
+        model=machine.model, nodes=NODES, policy=policy, hbm_gib=hbm_gib, dram_gib=memory / _GIB, settings=settings
     )
     rate = ssd_bytes_per_s(cell, token_bytes, machine.token_s)
     with stack, paced(stack, rate):

@@ -7,7 +7,7 @@ from typing import Any
 
 from write_figures import Figure, quoted, read, table
 
-ARMS = ("sticky", "sticky-hints", "balanced-no-hints", "balanced")
+ARMS = ("sticky", "sticky-layers", "sticky-hints", "balanced-no-hints", "balanced")
 RETURNING, ALL, END = "ttft_returning_turns_s", "ttft_s", "end_to_end_s"
 #: Draws that decide something.
 ENOUGH = 5
@@ -43,19 +43,30 @@ def spread(found: list[Any]) -> str:
 
 def seconds(cells: Any) -> str:
     """A table of the returning turns' TTFT, by cell and arm."""
-    rows = []
+    rows, shown = [], [arm for arm in ARMS if all(arm in arms for arms in cells.values())]
     for name, arms in cells.items():
-        each = ((mean(arms[arm], RETURNING, "mean"), mean(arms[arm], RETURNING, "p95")) for arm in ARMS)
+        each = ((mean(arms[arm], RETURNING, "mean"), mean(arms[arm], RETURNING, "p95")) for arm in shown)
         rows.append([quoted(name), *(f"{middle:.3f} / {p95:.3f}" for middle, p95 in each)])
-    return table(("", *ARMS), rows)
+    return table(("", *shown), rows)
 
 
-def beside(cells: Any) -> str:
-    """A table of `balanced` over `sticky`, by cell."""
+def beside(cells: Any, other: str = "sticky") -> str:
+    """A table of `balanced` over another arm, by cell."""
     rows = []
     for name, arms in cells.items():
-        rows.append([quoted(name), *(spread(ratios(arms["balanced"], arms["sticky"], of, at)) for of, at in FIGURES)])
+        rows.append([quoted(name), *(spread(ratios(arms["balanced"], arms[other], of, at)) for of, at in FIGURES)])
     return table(("", *COLUMNS), rows)
+
+
+def fairest(cells: Any) -> str:
+    """`balanced` over `sticky` in its best setting; empty if that was not measured."""
+    if not all("sticky-layers" in arms for arms in cells.values()):
+        return ""
+    return f"""
+The same ÷ `sticky-layers`, which is the better setting without hints:
+
+{beside(cells, "sticky-layers")}
+"""
 
 
 def simulated() -> str:
@@ -76,7 +87,7 @@ TTFT of returning turns, mean / p95, s, means of the seeds:
 `balanced` ÷ `sticky`, mean of the seeds (lowest–highest); below one, `balanced` is faster:
 
 {beside(cells)}
-
+{fairest(cells)}
 In the mean of returning turns `balanced` is behind `sticky` in {Figure(behind):.0f} of {Figure(len(cells)):.0f} cells and ahead with every seed in {Figure(always):.0f}.
 """
 

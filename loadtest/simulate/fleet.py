@@ -82,6 +82,8 @@ VARIANTS: dict[str, Variant] = {
         Variant("no-cooperative", hints=True, has=Mechanisms(cooperative=False)),
         Variant("layer-priority", hints=True, has=Mechanisms(layer_priority=True)),
         Variant("no-layerwise", hints=True, has=Mechanisms(layerwise=False)),
+        # Without hints, layer priority is the better setting (docs/design/0036).
+        Variant("sticky-layers", "sticky", has=Mechanisms(layer_priority=True)),
     )
 }
 
