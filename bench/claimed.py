@@ -18,7 +18,7 @@ _FULL = (
 )
 _OVERLOADED = f"bench/vllm/run trace {_TRACE} --users 64 {_PEERS}"
 _H100 = "bench/returning_session/run --shape 8b --tokens 12000 --lead-s 4 --hbm-gib 34 --dram-gib 8"
-_PRESSURE = f"bench/pressure/run {_TRACE} --seeds 5"
+_PRESSURE = f"bench/pressure/run {_TRACE}"
 _MOONCAKE = "the trace mooncake_conversation.jsonl (kvcache-ai/Mooncake)"
 _VLLM = "vLLM's environment (`make vllm`)"
 _RETURNING = "bench/returning_session/run"

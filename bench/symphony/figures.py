@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.symphony import agents, loads
-from bench.symphony.cells import Cell, Cells
 from bench.symphony.curves import at_equal, crossings
 from contracts.ids import DEFAULT_TENANT
 from loadtest.habits import Habits
+from loadtest.simulate.cells import Cell, Cells
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.fleet import VARIANTS, Variant
 from loadtest.simulate.mechanisms import BLOB, DRAM, HBM, Mechanisms

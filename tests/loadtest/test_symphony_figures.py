@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bench.symphony import loads, pictures, real
-from bench.symphony.cells import Cell
 from bench.symphony.curves import at_equal, crossings
 from bench.symphony.figures import FIGURES, Load, figure_5
 from bench.symphony.figures import Bench as Settings
+from loadtest.simulate.cells import Cell
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.fleet import Variant
 

@@ -1,4 +1,4 @@
-"""bench/symphony: a run is simulated once for one state of the code and one setting, and is the same from the disk."""
+"""A run is simulated once for one state of the code and one setting, and is the same from the disk."""
 
 import dataclasses
 import functools
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench.symphony import cells, loads
-from bench.symphony.cells import Cell, Cells, canonical
+from bench.symphony import loads
 from bench.symphony.figures import KIND_8B
 from loadtest.habits import Habits
+from loadtest.simulate import cells
+from loadtest.simulate.cells import Cell, Cells, canonical
 from loadtest.simulate.fleet import VARIANTS
 from loadtest.simulate.mechanisms import Mechanisms
 from loadtest.simulate.scenario import Run

@@ -1,4 +1,4 @@
-"""Simulated runs, kept on disk: a run that several figures share is simulated once, and a stopped bench goes on where
+"""Simulated runs, kept on disk: a run that several results share is simulated once, and a stopped bench goes on where
 it was. A file is named by a digest of the run's settings and of what its users say, its folder by one of the simulated
 sources, so it never is a run of other code."""
 
@@ -22,7 +22,7 @@ from loadtest.sources import ROOT, digests, in_work_tree
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What figures use of a run. loads: requests on each GPU, every `scenario.SAMPLE_EVERY_S`. cpu_s: processor time
+    """What benches use of a run. loads: requests on each GPU, every `scenario.SAMPLE_EVERY_S`. cpu_s: processor time
     that simulating it took, once."""
 
     figures: dict[str, Any]
