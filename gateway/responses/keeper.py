@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from gateway.responses.ids import is_response_id
-from gateway.responses.store import RUNNING, Earlier, Response, Store
+from gateway.responses.store import RUNNING, Earlier, Readable, Response, Store
 from gateway.responses.stored_items import TooLong
 from gateway.translating import NeedsStored, Stored
 from runtime import telemetry
@@ -107,7 +107,7 @@ class Keeper:
             await self._do(lambda: self._store.forget(tenant, session))
 
     # ---- reading -----------------------------------------------------------------------------------------------
-    async def get(self, tenant: str, response_id: str) -> Response:
+    async def get(self, tenant: str, response_id: str) -> Readable:
         """A stored response. Raises NotFound for an unknown one."""
         found = None
         if is_response_id(response_id) and self.on:
@@ -209,7 +209,7 @@ class Keeper:
         with contextlib.suppress(Unavailable):
             await self._do(lambda: self._store.settle(response, self._clock.wall()))
 
-    async def cancel(self, tenant: str, response_id: str) -> Response:
+    async def cancel(self, tenant: str, response_id: str) -> Readable:
         """The response, which no longer runs. Raises NotFound, and InvalidRequest for one that was never in the
         background."""
         found = await self.get(tenant, response_id)

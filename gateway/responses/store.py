@@ -67,9 +67,9 @@ WITH RECURSIVE chain (id, previous, depth) AS (
 
 
 @dataclass(slots=True)
-class Response:
-    """One response. body: the object without its output; body, output, input: JSON. previous: the id of the response
-    that it goes on from, or empty. runner: the process that computes it, or empty."""
+class Readable:
+    """What a caller reads of a response: not its input, which may be much longer. body: the object without its output;
+    body, output: JSON."""
 
     id: str
     tenant: str
@@ -77,14 +77,6 @@ class Response:
     status: str
     body: bytes
     output: bytes
-    input: bytes
-    previous: str = ""
-    runner: str = ""
-
-    @property
-    def bytes_(self) -> int:
-        """What it counts toward its tenant's share."""
-        return len(self.body) + len(self.output) + len(self.input) + ROW_BYTES
 
     @property
     def background(self) -> bool:
@@ -101,6 +93,21 @@ class Response:
             parts = found[1], self.status.encode(), found[3], found[4], found[5], error
             body = b"".join(parts) + body[found.end() :]
         return body[:-1] + b',"output":' + self.output + b"}"
+
+
+@dataclass(slots=True)
+class Response(Readable):
+    """One response, whole. input: JSON. previous: the id of the response that it goes on from, or empty. runner: the
+    process that computes it, or empty."""
+
+    input: bytes
+    previous: str = ""
+    runner: str = ""
+
+    @property
+    def bytes_(self) -> int:
+        """What it counts toward its tenant's share."""
+        return len(self.body) + len(self.output) + len(self.input) + ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +315,14 @@ class Store:
             db.execute("DELETE FROM runners WHERE name = ?", (runner,))
 
     # ---- reading -----------------------------------------------------------------------------------------------
-    def get(self, tenant: str, response_id: str, now_s: float) -> Response | None:
-        """The response, unless it has expired."""
+    def get(self, tenant: str, response_id: str, now_s: float) -> Readable | None:
+        """The response, unless it has expired. Its input is not read from the disk: a row's columns before it are."""
         row = self._opened().execute(
-            "SELECT id, tenant, session, status, body, output, input, previous, runner FROM responses "
+            "SELECT id, tenant, session, status, body, output FROM responses "
             "WHERE tenant = ? AND id = ? AND used_s >= ?",
             (tenant, response_id, now_s - self._keep_s),
         ).fetchone()  # fmt: skip
-        return Response(*row) if row is not None else None
+        return Readable(*row) if row is not None else None
 
     def session(self, tenant: str, response_id: str, now_s: float) -> str | None:
         """The response's session."""

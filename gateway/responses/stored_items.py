@@ -23,21 +23,20 @@ class StoredItems:
     ) -> tuple[list[tuple[str, bytes]], bool] | None:
         """Items of the response's input after the one with this id, each with its id and as JSON, and whether there are
         more; None: no such response. Raises KeyError: `after` is none of them."""
-        order, beyond = ("DESC", "<") if latest_first else ("ASC", ">")
-        start = -1
+        order, onward = ("DESC", "<=") if latest_first else ("ASC", ">=")
+        # The list is parsed once: the item called `after` is read with those that follow it, to see whether it is one.
+        beside = 0 if after is None else 1
+        where = ""
         if after is not None:
             number = number_of(after, of_input=True)
-            found = (
-                self._items(tenant, response_id, now_s, "input", f"WHERE key = {number}") if number is not None else []
-            )
-            if found is None:
-                return None
-            if not found or found[0][0] != after:
-                raise KeyError(after)
-            start = number or 0
-        where = "" if after is None else f"WHERE key {beyond} {start}"
-        items = self._items(tenant, response_id, now_s, "input", f"{where} ORDER BY key {order} LIMIT {limit + 1}")
-        return None if items is None else (items[:limit], len(items) > limit)
+            where = f"WHERE key {onward} {number}" if number is not None else "WHERE FALSE"
+        rows = f"{where} ORDER BY key {order} LIMIT {limit + 1 + beside}"
+        items = self._items(tenant, response_id, now_s, "input", rows)
+        if items is None:
+            return None
+        if after is not None and (not items or items[0][0] != after):
+            raise KeyError(after)
+        return items[beside : limit + beside], len(items) > limit + beside
 
     def named(self, tenant: str, ids: Sequence[str], now_s: float, most_bytes: int) -> dict[str, bytes]:
         """Stored items as JSON by id, those that there are. Raises TooLong when their responses, or all that `ids`
@@ -56,7 +55,8 @@ class StoredItems:
             read += row[0] if row is not None else 0
             if read > most_bytes:
                 raise TooLong
-            for column in ("output", "input"):
+            places = {number_of(one, of_input=True) is not None for one in wanted}
+            for column in ("input" if of_input else "output" for of_input in places):
                 items = self._items(tenant, response_id, now_s, column) or ()
                 found |= {name: item for name, item in items if name in wanted}
         if sum(len(found[one]) for one in ids if one in found) > most_bytes:

@@ -23,7 +23,7 @@ from gateway.parts import PARTS
 from gateway.request_ids import HEADER, labelled, shown
 from gateway.responses.events import ResponseAnswer
 from gateway.responses.ids import new_response_id
-from gateway.responses.store import Response
+from gateway.responses.store import Readable, Response
 from gateway.routes.answer import Part, answer, new_job
 from gateway.routes.translated import relay_translated
 from gateway.sessions import Resolved, stated
@@ -155,7 +155,7 @@ class _Turn:
 
 
 # ---- stored responses ------------------------------------------------------------------------------------------------
-async def _stored(request: web.Request) -> Response:
+async def _stored(request: web.Request) -> Readable:
     return await request.app[PARTS].responses.get(caller_of(request).tenant, request.match_info["response_id"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import stat
 import time
 from collections.abc import Callable
@@ -214,6 +215,49 @@ def test_input_is_read_a_page_at_a_time(store: Store) -> None:
     for after in (every[0][:-4] + "8fff", item_id(made.id, "message", 1, of_input=True), "nothing"):
         with pytest.raises(KeyError):
             store.items.page("t", made.id, 0.0, after, 2, latest_first=True)
+
+
+def seen_by(store: Store, work: Callable[[], object]) -> tuple[set[str], list[str]]:
+    """The columns of `responses` that this reads, and its statements."""
+    columns, statements, db = set[str](), list[str](), store._opened()
+
+    def allow(action: int, table: str | None, column: str | None, *_: object) -> int:
+        if action == sqlite3.SQLITE_READ and table == "responses" and column:
+            columns.add(column)
+        return sqlite3.SQLITE_OK
+
+    db.set_authorizer(allow)
+    db.set_trace_callback(statements.append)
+    try:
+        work()
+    finally:
+        db.set_authorizer(None)
+        db.set_trace_callback(None)
+    return columns, statements
+
+
+def test_a_response_is_read_without_its_input(store: Store) -> None:
+    made = response()
+    store.put(made, 0.0)
+    columns, _ = seen_by(store, lambda: store.get("t", made.id, 0.0))
+    assert "output" in columns and "input" not in columns
+
+
+@pytest.mark.parametrize("latest_first", [True, False])
+def test_a_page_parses_the_input_once(store: Store, latest_first: bool) -> None:
+    made = response()
+    store.put(made, 0.0)
+    after = item_id(made.id, "message", 0, of_input=True)
+    _, statements = seen_by(store, lambda: store.items.page("t", made.id, 0.0, after, 2, latest_first=latest_first))
+    assert sum("json_each" in one for one in statements) == 1
+
+
+def test_an_item_is_sought_only_where_its_name_says(store: Store) -> None:
+    made = response(size=10)
+    store.put(made, 0.0)
+    _, statements = seen_by(store, lambda: store.items.named("t", [item_id(made.id, "message", 0)], 0.0, MOST))
+    parsed = [one for one in statements if "json_each" in one]
+    assert len(parsed) == 1 and "CAST(output" in parsed[0]
 
 
 def test_a_session_in_use_stays_although_its_turns_do_not_name_each_other(store: Store) -> None:
