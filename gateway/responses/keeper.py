@@ -26,6 +26,8 @@ from runtime.clock import Clock
 
 log = telemetry.logger("gateway.responses")
 SWEEP_S, BEAT_S, LOOK_S = 60.0, 15.0, 0.5
+#: Sweeps at a time: what has expired leaves by and by, so that the process goes on saying that it lives.
+SWEEPS = 16
 #: Response ids whose session is remembered, for hints.
 REMEMBERED = 50_000
 #: What SQLite says of a damaged database.
@@ -231,6 +233,7 @@ class Keeper:
         """Delete what has expired, stop what another process has cancelled, and end what nobody runs any more; for
         ever."""
         swept_s = beaten_s = -math.inf
+        expired = False
         while self.on:
             now = self._clock.now()
             with contextlib.suppress(Unavailable):
@@ -238,11 +241,20 @@ class Keeper:
                     beaten_s = now
                     await self._do(lambda: self._store.beat(self._runner))
                 if now - swept_s >= SWEEP_S:
-                    swept_s = now
-                    await self._do(lambda: self._store.sweep(self._clock.wall()))
+                    swept_s, expired = now, True
                     await self._bury()
+                if expired:
+                    expired = False  # also when it fails
+                    expired = await self._sweep()
                 await self._compare()
             await asyncio.sleep(LOOK_S)
+
+    async def _sweep(self) -> bool:
+        """Delete some of what has expired; whether there may be more."""
+        for _ in range(SWEEPS):
+            if not await self._do(lambda: self._store.sweep(self._clock.wall())):
+                return False
+        return True
 
     async def _compare(self) -> None:
         """Stop what is no longer this process's to run, and end what it does not run: its end could not be stored, or

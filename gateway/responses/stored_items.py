@@ -7,6 +7,12 @@ from collections.abc import Callable, Sequence
 
 from gateway.responses.ids import item_id, number_of, response_of
 
+#: A response of a tenant that has not expired: `tenant`, `id`, and when its session was used at the earliest.
+ALIVE = (
+    "tenant = ? AND id = ? AND EXISTS (SELECT 1 FROM sessions s WHERE s.tenant = responses.tenant "
+    "AND s.session = responses.session AND s.used_s >= ?)"
+)
+
 
 class TooLong(Exception):
     """What a request names of stored responses is longer than it may be."""
@@ -68,7 +74,7 @@ class StoredItems:
     ) -> list[tuple[str, bytes]] | None:
         """Ids and JSON of items of "input" or "output"; None: no such response."""
         given = (tenant, response_id, now_s - self._keep_s)
-        where = "WHERE tenant = ? AND id = ? AND used_s >= ?"
+        where = f"WHERE {ALIVE}"
         db = self._opened()
         if db.execute(f"SELECT 1 FROM responses {where}", given).fetchone() is None:
             return None

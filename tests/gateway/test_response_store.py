@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import stat
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stored_responses import DAY_S, MOST, keeper, response, watched
 
 from contracts.errors import InvalidRequest, NotFound
 from gateway.responses import keeper as module
 from gateway.responses.ids import item_id, new_response_id, response_of
-from gateway.responses.keeper import Keeper
 from gateway.responses.store import ROW_BYTES, Response, Store
 from gateway.responses.stored_items import TooLong
 from gateway.translating import NeedsStored
-from runtime.clock import Clock, RealClock
-
-DAY_S, MOST = 86_400.0, 1 << 20
-
-
-def response(session: str = "s", tenant: str = "t", previous: str = "", size: int = 10, **more: str) -> Response:
-    made = new_response_id()
-    output = [{"id": item_id(made, "message", 0), "type": "message", "role": "assistant", "content": []}]
-    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * size}]}]
-    encoded = [json.dumps(part).encode() for part in ({"id": made}, output, items)]
-    return Response(made, tenant, session, more.pop("status", "completed"), *encoded, previous, **more)
 
 
 @pytest.fixture
@@ -131,10 +118,6 @@ def test_an_items_id_names_its_response() -> None:
 
 
 # ---- the event loop's side -------------------------------------------------------------------------------------------
-def keeper(data: Path, clock: Clock | None = None, keep_s: float = DAY_S) -> Keeper:
-    return Keeper(data, clock or RealClock(), keep_s, 1 << 20, 1.0, "p0")
-
-
 async def test_it_survives_a_restart(tmp_path: Path) -> None:
     first = keeper(tmp_path)
     made = response()
@@ -217,49 +200,6 @@ def test_input_is_read_a_page_at_a_time(store: Store) -> None:
             store.items.page("t", made.id, 0.0, after, 2, latest_first=True)
 
 
-def seen_by(store: Store, work: Callable[[], object]) -> tuple[set[str], list[str]]:
-    """The columns of `responses` that this reads, and its statements."""
-    columns, statements, db = set[str](), list[str](), store._opened()
-
-    def allow(action: int, table: str | None, column: str | None, *_: object) -> int:
-        if action == sqlite3.SQLITE_READ and table == "responses" and column:
-            columns.add(column)
-        return sqlite3.SQLITE_OK
-
-    db.set_authorizer(allow)
-    db.set_trace_callback(statements.append)
-    try:
-        work()
-    finally:
-        db.set_authorizer(None)
-        db.set_trace_callback(None)
-    return columns, statements
-
-
-def test_a_response_is_read_without_its_input(store: Store) -> None:
-    made = response()
-    store.put(made, 0.0)
-    columns, _ = seen_by(store, lambda: store.get("t", made.id, 0.0))
-    assert "output" in columns and "input" not in columns
-
-
-@pytest.mark.parametrize("latest_first", [True, False])
-def test_a_page_parses_the_input_once(store: Store, latest_first: bool) -> None:
-    made = response()
-    store.put(made, 0.0)
-    after = item_id(made.id, "message", 0, of_input=True)
-    _, statements = seen_by(store, lambda: store.items.page("t", made.id, 0.0, after, 2, latest_first=latest_first))
-    assert sum("json_each" in one for one in statements) == 1
-
-
-def test_an_item_is_sought_only_where_its_name_says(store: Store) -> None:
-    made = response(size=10)
-    store.put(made, 0.0)
-    _, statements = seen_by(store, lambda: store.items.named("t", [item_id(made.id, "message", 0)], 0.0, MOST))
-    parsed = [one for one in statements if "json_each" in one]
-    assert len(parsed) == 1 and "CAST(output" in parsed[0]
-
-
 def test_a_session_in_use_stays_although_its_turns_do_not_name_each_other(store: Store) -> None:
     first, idle, last = (
         response("active", size=150_000),
@@ -296,16 +236,6 @@ def test_a_response_whose_process_died_says_so(store: Store) -> None:
     shown = json.loads(store.get("t", made.id, 0.0).shown())  # type: ignore[union-attr]
     assert (shown["status"], shown["error"]["code"]) == ("failed", "server_error")
     assert shown["instructions"] == '"status":"queued","error":null' and shown["output"][0]["type"] == "message"
-
-
-async def watched(keeper: Keeper, until: Callable[[], bool]) -> None:
-    watching = asyncio.create_task(keeper.watch())
-    try:
-        async with asyncio.timeout(30):
-            while not until():  # noqa: ASYNC110 - no event tells of another process's store
-                await asyncio.sleep(0.02)
-    finally:
-        watching.cancel()
 
 
 async def test_nothing_runs_for_ever_when_its_end_is_lost_or_its_process_has_died(
