@@ -1,9 +1,9 @@
 """Stored responses, in one SQLite database that all processes of a gateway share: DATA/responses/responses.db.
 
 Kept `keep_s` seconds after the last use of their session. A tenant has at most its share of the bytes, all together at
-most the limit; then the tenant's own session that was used least recently leaves as a whole, because a conversation
-without its beginning is of no use. A session has at most `MOST_RESPONSES`. Every function blocks and may raise
-sqlite3.Error: call them on one thread.
+most the limit; then the tenant's own session that was used least recently leaves, its beginning first; the rest of it
+goes next, because a conversation without its beginning is of no use. A session has at most `MOST_RESPONSES`. Every
+function blocks, but not for long, and may raise sqlite3.Error: call them on one thread.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from gateway.responses.stored_items import ALIVE, StoredItems, TooLong
 ROW_BYTES = 1024
 #: Responses that one conversation may have.
 MOST_TURNS = 4096
-#: Responses that one session may have; then its oldest leave, at most so many at a time.
-MOST_RESPONSES, LEAVING = 10_000, 64
+#: Responses that one session may have; then its oldest leave.
+MOST_RESPONSES = 10_000
+#: So many responses leave at a time, and about so many bytes: their text is overwritten, which takes time.
+LEAVING, LEAVING_BYTES = 64, 8 << 20
 #: The use of a session is noted this seldom, in seconds.
 NOTED_S = 60.0
 RUNNING = ("queued", "in_progress")
@@ -210,11 +212,25 @@ class Store:
             "SELECT responses FROM sessions WHERE tenant = ? AND session = ?", (tenant, session)
         ).fetchone()
         leaving = min(row[0] + 1 - MOST_RESPONSES, LEAVING) if row is not None else 0
-        oldest = "SELECT rowid FROM responses WHERE tenant = ? AND session = ?{} ORDER BY rowid LIMIT ?"
         for which in (" AND rowid NOT IN (SELECT rowid FROM responses WHERE runner != '')", ""):
             if leaving > 0:
-                found = f"DELETE FROM responses WHERE rowid IN ({oldest.format(which)})"
-                leaving -= db.execute(found, (tenant, session, leaving)).rowcount
+                oldest = f"tenant = ? AND session = ?{which} ORDER BY rowid"
+                leaving -= self._leave(db, oldest, (tenant, session), leaving)
+
+    def _leave(self, db: sqlite3.Connection, which: str, given: tuple[object, ...], most: int = LEAVING) -> int:
+        """Delete the first of these responses, as many as may leave at a time; how many."""
+        leaving: list[tuple[int]] = []
+        length = 0
+        lengths = "length(body) + length(output) + length(input)"
+        found = db.execute(f"SELECT rowid, {lengths} FROM responses WHERE {which} LIMIT ?", (*given, most))
+        with contextlib.closing(found):
+            for rowid, bytes_ in found:
+                leaving.append((rowid,))
+                length += bytes_
+                if length >= LEAVING_BYTES:
+                    break
+        db.executemany("DELETE FROM responses WHERE rowid = ?", leaving)
+        return len(leaving)
 
     def _make_room(self, db: sqlite3.Connection, response: Response) -> None:
         wanted = response.bytes_
@@ -231,7 +247,8 @@ class Store:
         return int(db.execute(f"SELECT COALESCE(SUM(bytes), 0) FROM totals{where[0]}", where[1]).fetchone()[0])
 
     def _drop_oldest(self, db: sqlite3.Connection, tenant: str) -> bool:
-        """Drop the tenant's session that was used least recently: one in which nothing runs, if there is one."""
+        """Drop the beginning of the tenant's session that was used least recently: one in which nothing runs, if there
+        is one. Its rest goes next."""
         oldest = "SELECT session FROM sessions WHERE tenant = ?{} ORDER BY used_s LIMIT 1"
         # The plus: else SQLite would look at all of the tenant's rows instead of those that run.
         idle = " AND session NOT IN (SELECT session FROM responses WHERE +tenant = ? AND runner != '')"
@@ -241,8 +258,7 @@ class Store:
         )
         if found is None:
             return False
-        db.execute("DELETE FROM responses WHERE tenant = ? AND session = ?", (tenant, found[0]))
-        return True
+        return self._leave(db, "tenant = ? AND session = ? ORDER BY rowid", (tenant, found[0])) > 0
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Whether there was one. Its text is overwritten."""
@@ -252,10 +268,10 @@ class Store:
         return gone
 
     def forget(self, tenant: str, session: str) -> int:
-        """Delete all responses of a session; how many there were. Their text is overwritten. A damaged database may
-        hold more of it, so one that was put aside is deleted too."""
+        """Delete some responses of a session; how many. Call it until it is none. Their text is overwritten. A damaged
+        database may hold more of it, so one that was put aside is deleted too."""
         with self._change() as db:
-            gone = db.execute("DELETE FROM responses WHERE tenant = ? AND session = ?", (tenant, session)).rowcount
+            gone = self._leave(db, "tenant = ? AND session = ?", (tenant, session))
         if gone:
             self._forget_log()
         damage.drop(self._path, math.inf, "a session is erased")
@@ -269,11 +285,10 @@ class Store:
         """Delete some of what nobody has used for so long, also of a damaged database; how many responses. Call it
         until it is none: one call does not keep others waiting for long."""
         with self._change() as db:
-            gone = db.execute(
-                "DELETE FROM responses WHERE rowid IN (SELECT r.rowid FROM sessions s JOIN responses r "
-                "ON r.tenant = s.tenant AND r.session = s.session WHERE s.used_s < ? LIMIT ?)",
-                (now_s - self._keep_s, LEAVING),
-            ).rowcount
+            expired = (
+                "SELECT r.rowid FROM sessions s JOIN responses r USING (tenant, session) WHERE s.used_s < ? LIMIT ?"
+            )
+            gone = self._leave(db, f"rowid IN ({expired})", (now_s - self._keep_s, LEAVING))
         if gone:
             self._forget_log()
         damage.drop(self._path, now_s - self._keep_s, "it is as old as responses may become")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from gateway.responses.ids import item_id, number_of, response_of
 
@@ -12,6 +13,8 @@ ALIVE = (
     "tenant = ? AND id = ? AND EXISTS (SELECT 1 FROM sessions s WHERE s.tenant = responses.tenant "
     "AND s.session = responses.session AND s.used_s >= ?)"
 )
+#: Responses that are looked at in one part of `StoredItems.named`.
+LOOKED = 64
 
 
 class TooLong(Exception):
@@ -44,30 +47,37 @@ class StoredItems:
             raise KeyError(after)
         return items[beside : limit + beside], len(items) > limit + beside
 
-    def named(self, tenant: str, ids: Sequence[str], now_s: float, most_bytes: int) -> dict[str, bytes]:
-        """Stored items as JSON by id, those that there are. Raises TooLong when their responses, or all that `ids`
-        name, are longer."""
+    def named(self, tenant: str, ids: Sequence[str], now_s: float, most_bytes: int) -> Iterator[dict[str, bytes]]:
+        """Stored items as JSON by id, those that there are: a part at a time, each from a few responses. Raises TooLong
+        when their responses, or all that `ids` name, are longer."""
         by_response: dict[str, set[str]] = {}
         for one in ids:
             if (response_id := response_of(one)) is not None:
                 by_response.setdefault(response_id, set()).add(one)
-        found: dict[str, bytes] = {}
-        read = 0
-        for response_id, wanted in by_response.items():
-            row = self._opened().execute(
-                "SELECT length(input) + length(output) FROM responses WHERE tenant = ? AND id = ?",
-                (tenant, response_id),
-            ).fetchone()  # fmt: skip
-            read += row[0] if row is not None else 0
-            if read > most_bytes:
-                raise TooLong
-            places = {number_of(one, of_input=True) is not None for one in wanted}
-            for column in ("input" if of_input else "output" for of_input in places):
-                items = self._items(tenant, response_id, now_s, column) or ()
-                found |= {name: item for name, item in items if name in wanted}
-        if sum(len(found[one]) for one in ids if one in found) > most_bytes:
+        lengths: dict[str, int] = {}
+        read, responses = 0, iter(by_response.items())
+        while some := list(islice(responses, LOOKED)):
+            found: dict[str, bytes] = {}
+            for response_id, wanted in some:
+                length = self._length(tenant, response_id)
+                read += length
+                if read > most_bytes:
+                    raise TooLong
+                places = {number_of(one, of_input=True) is not None for one in wanted} if length else ()
+                for column in ("input" if of_input else "output" for of_input in places):
+                    items = self._items(tenant, response_id, now_s, column) or ()
+                    found |= {name: item for name, item in items if name in wanted}
+            lengths |= {name: len(item) for name, item in found.items()}
+            yield found
+        if sum(lengths.get(one, 0) for one in ids) > most_bytes:
             raise TooLong
-        return found
+
+    def _length(self, tenant: str, response_id: str) -> int:
+        """Bytes of a response's input and output; 0: no such response."""
+        row = self._opened().execute(
+            "SELECT length(input) + length(output) FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id)
+        ).fetchone()  # fmt: skip
+        return int(row[0]) if row is not None else 0
 
     def _items(
         self, tenant: str, response_id: str, now_s: float, column: str, which: str = ""

@@ -122,7 +122,7 @@ class _Turn:
     # ---- in the background -------------------------------------------------------------------------------------
     async def in_background(self) -> web.StreamResponse:
         """The response object, before the answer. Raises InvalidRequest where nothing is stored, Unavailable when it
-        cannot be."""
+        cannot be, RateLimited when too many calls wait."""
         keeper = self._parts.responses
         if not keeper.on:
             raise InvalidRequest(
@@ -131,9 +131,12 @@ class _Turn:
                 code="unsupported_parameter",
             )
         queued = self._answering.response("queued")
-        self._request[OUTLIVES] = True
-        if not await keeper.run(self._row(dict(queued), keeper.runner), self._run):
-            self._request[OUTLIVES] = False
+        runs = False
+        try:
+            runs = await keeper.run(self._row(dict(queued), keeper.runner), self._run)
+        finally:
+            self._request[OUTLIVES] = runs  # else nobody would release its body
+        if not runs:
             raise Unavailable("responses cannot be stored at the moment; try again")
         keeper.note(self._caller.tenant, self._id, self._session.key.session_id)
         headers = {"X-Session-Id": self._session.key.session_id, HEADER: shown(labelled(self._request, self._id))}

@@ -30,7 +30,7 @@ def test_a_tenants_responses_are_nobody_elses(store: Store) -> None:
     assert store.put(mine, 0.0) and store.get("t", mine.id, 0.0) is not None
     assert store.get("u", mine.id, 0.0) is None and store.earlier("u", mine.id, 0.0, MOST) is None
     assert (
-        store.items.named("u", [item_id(mine.id, "message", 0)], 0.0, MOST) == {}
+        list(store.items.named("u", [item_id(mine.id, "message", 0)], 0.0, MOST)) == [{}]
         and store.session("u", mine.id, 0.0) is None
     )
     assert not store.delete("u", mine.id) and not store.forget("u", "s")
@@ -170,11 +170,11 @@ def test_what_a_request_names_is_not_read_beyond_its_bytes(store: Store) -> None
     for one in made:
         store.put(one, 0.0)
     ids = [item_id(one.id, "message", 0, of_input=True) for one in made]
-    found = store.items.named("t", ids, 0.0, 40_000)
+    [found] = store.items.named("t", ids, 0.0, 40_000)
     assert [json.loads(found[one])["id"] for one in ids] == ids
     for wanted in (ids, [ids[0]] * 3):  # also one that is named again and again
         with pytest.raises(TooLong):
-            store.items.named("t", wanted, 0.0, 29_000)
+            list(store.items.named("t", wanted, 0.0, 29_000))
     with pytest.raises(TooLong):
         store.earlier("t", made[0].id, 0.0, 9_000)
 

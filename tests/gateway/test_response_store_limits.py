@@ -12,6 +12,7 @@ import pytest
 from stored_responses import DAY_S, MOST, keeper, response, watched
 
 from gateway.responses import store as store_module
+from gateway.responses import stored_items
 from gateway.responses.ids import item_id
 from gateway.responses.store import Store
 
@@ -59,7 +60,7 @@ def test_a_page_parses_the_input_once(store: Store, latest_first: bool) -> None:
 def test_an_item_is_sought_only_where_its_name_says(store: Store) -> None:
     made = response(size=10)
     store.put(made, 0.0)
-    _, statements = seen_by(store, lambda: store.items.named("t", [item_id(made.id, "message", 0)], 0.0, MOST))
+    _, statements = seen_by(store, lambda: list(store.items.named("t", [item_id(made.id, "message", 0)], 0.0, MOST)))
     parsed = [one for one in statements if "json_each" in one]
     assert len(parsed) == 1 and "CAST(output" in parsed[0]
 
@@ -99,6 +100,27 @@ def test_a_long_session_expires_by_and_by(store: Store, monkeypatch: pytest.Monk
     for _ in range(10):
         store.put(response(), 0.0)
     assert [store.sweep(2 * DAY_S) for _ in range(4)] == [4, 4, 2, 0]
+
+
+def test_a_long_session_is_erased_and_makes_room_by_and_by(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "LEAVING_BYTES", 100_000)
+    for _ in range(8):
+        store.put(response("long", size=60_000), 0.0)
+    store.put(response("new", size=60_000), 100.0)
+    gone = []
+    while count := store.forget("t", "long"):
+        gone.append(count)
+    assert gone == [2, 2, 2], "and two have left before, for the new one"
+
+
+def test_named_items_are_read_from_a_few_responses_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_items, "LOOKED", 2)
+    made = [response() for _ in range(5)]
+    for one in made:
+        store.put(one, 0.0)
+    ids = [item_id(one.id, "message", 0) for one in made]
+    parts = list(store.items.named("t", ids, 0.0, MOST))
+    assert [len(part) for part in parts] == [2, 2, 1] and {name for part in parts for name in part} == set(ids)
 
 
 def test_what_a_process_runs_is_found_without_reading_all_rows(store: Store) -> None:
