@@ -83,7 +83,7 @@ class Keeper:
                 self._store.start_again()
             raise
 
-    async def _keep_house(self, work: Callable[[], T]) -> T:
+    async def _own(self, work: Callable[[], T]) -> T:
         """Run the gateway's own work, in a turn of its own."""
         return await self._do(_NOBODY, work, always=True)
 
@@ -256,7 +256,7 @@ class Keeper:
             with contextlib.suppress(Unavailable):
                 if now - beaten_s >= BEAT_S:
                     beaten_s = now
-                    await self._keep_house(lambda: self._store.beat(self._runner))
+                    await self._own(lambda: self._store.beat(self._runner))
                 if now - swept_s >= SWEEP_S:
                     swept_s, expired = now, True
                     await self._bury()
@@ -269,7 +269,7 @@ class Keeper:
     async def _sweep(self) -> bool:
         """Delete some of what has expired; whether there may be more."""
         for _ in range(SWEEPS):
-            if not await self._keep_house(lambda: self._store.sweep(self._clock.wall())):
+            if not await self._own(lambda: self._store.sweep(self._clock.wall())):
                 return False
         return True
 
@@ -277,19 +277,19 @@ class Keeper:
         """Stop what is no longer this process's to run, and end what it does not run: its end could not be stored, or
         an earlier process of this name has died."""
         mine = {*self._running, *self._starting}
-        wanted = await self._keep_house(lambda: self._store.running(self._runner))
+        wanted = await self._own(lambda: self._store.running(self._runner))
         for response_id in mine - wanted - self._starting:
             self._stop(response_id)
         lost = wanted - mine - {*self._running, *self._starting}
         if lost:
-            await self._keep_house(lambda: self._store.abandon(self._runner, lost))
+            await self._own(lambda: self._store.abandon(self._runner, lost))
 
     async def _bury(self) -> None:
         """End what is run by a process that has not said for a while that it lives. No clock counts: those of several
         processes may differ."""
-        beats = await self._keep_house(self._store.beats)
+        beats = await self._own(self._store.beats)
         for runner in [name for name, said in beats.items() if name != self._runner and self._beats.get(name) == said]:
-            await self._keep_house(partial(self._store.bury, runner))
+            await self._own(partial(self._store.bury, runner))
         self._beats = beats
 
     async def close(self) -> None:
@@ -303,7 +303,7 @@ class Keeper:
         await asyncio.gather(*works, return_exceptions=True)
         if self.on:
             with contextlib.suppress(Unavailable):
-                await self._keep_house(lambda: self._store.bury(self._runner))
+                await self._own(lambda: self._store.bury(self._runner))
         with contextlib.suppress(sqlite3.Error):
             await self._thread.close(self._store.close)
 
