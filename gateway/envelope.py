@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
-from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, NotFound, RequestError, Unavailable
+from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, NotFound, RateLimited, RequestError, Unavailable
 from gateway import metrics
 from gateway.allowance import Limited, rate_headers
 from gateway.connection import Connection
@@ -39,7 +39,7 @@ def error_response(error: RequestError, path: str = "") -> web.Response:
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         if error.lasting:
             response.headers["x-should-retry"] = "false"
-    elif isinstance(error, Unavailable):
+    elif isinstance(error, Unavailable | RateLimited):
         response.headers["Retry-After"] = "1"
     if isinstance(error, BodyTooLarge | BodyTooSlow) or error.code == "overloaded":
         response.force_close()

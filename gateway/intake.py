@@ -165,10 +165,9 @@ async def read_response(request: web.Request, caller: Caller) -> tuple[ResponseA
         session = named.session
         for piece in named.pieces:
             tally.add(piece)
-        if tally.light:
-            parts.bodies.hold(request, tally.length + tally.decoded)
+        _hold_undecoded(request, tally)
         asked = await parts.decoding.ask("response", body, tally, told, named.stored)
-    _hold(request, asked.asked, tally)
+    _hold(request, asked.asked, tally, beside=len(asked.items) + len(asked.echo))
     return asked, session
 
 
@@ -188,14 +187,27 @@ async def read_count(request: web.Request, caller: Caller) -> TokensAsked | Rela
     return asked
 
 
-def _hold(request: web.Request, asked: Asked | TokensAsked | Relayed, tally: Tally) -> None:
-    """Hold what is left of a large body."""
+def _hold_undecoded(request: web.Request, tally: Tally) -> None:
+    """Hold a body that is about to be decoded, with what it names of stored responses. A large one holds its length;
+    the helper that decodes it has a limit of its own. Raises what `Bodies.hold` raises, and BodyTooLarge for too many
+    values."""
+    parts = request.app[PARTS]
+    if tally.light:
+        parts.bodies.hold(request, tally.length + tally.decoded)
+        return
+    if tally.decoded > MOST_DECODED * parts.config.gateway.max_body_bytes:
+        raise BodyTooLarge("the body holds too many values; send fewer of them")
+    parts.bodies.hold(request, tally.length)
+
+
+def _hold(request: web.Request, asked: Asked | TokensAsked | Relayed, tally: Tally, beside: int = 0) -> None:
+    """Hold what is left of a large body. beside: bytes that are kept besides."""
     bodies = request.app[PARTS].bodies
     if isinstance(asked, Relayed):
-        bodies.hold(request, len(asked.body))
+        bodies.hold(request, len(asked.body) + beside)
     elif not tally.light:
         packed = asked.packed_bytes if isinstance(asked, TokensAsked) else sum(p.packed_bytes for p in asked.prompts)
-        bodies.hold(request, packed)
+        bodies.hold(request, packed + beside)
 
 
 async def read_relayed(request: web.Request, kind: OwnKind, caller: Caller) -> Relayed:
@@ -216,10 +228,7 @@ async def _read(request: web.Request, kind: Kind, caller: Caller, prompts: int) 
     # Images make a body longer than any prompt.
     useful = None if relays else most_useful_bytes(fleet.bounds.values(), prompts)
     body, tally = await parts.bodies.read(request, caller.tenant, most, useful)
-    if tally.light:
-        parts.bodies.hold(request, tally.length + tally.decoded)
-    elif tally.decoded > MOST_DECODED * most:
-        raise BodyTooLarge("the body holds too many values; send fewer of them")
+    _hold_undecoded(request, tally)
     said = {name: value for name in (FINAL, PRIORITY) if (value := request.headers.get(name)) is not None}
     told = Told(caller.tenant, session_of(request.headers) is not None, said, fleet.bounds, parts.config.served_model)
     told.per_user = parts.config.gateway.per_user(caller.tenant)

@@ -1,4 +1,4 @@
-"""Stored responses for the event loop: `store` on a thread of its own, and what to say when it fails.
+"""Stored responses for the event loop: `store` on a thread where tenants have turns, and what to say when it fails.
 
 A store that cannot be written costs a response its memory, not its answer. One that is damaged is put aside.
 """
@@ -11,25 +11,29 @@ import math
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from gateway.responses.ids import is_response_id
-from gateway.responses.store import RUNNING, Earlier, Response, Store
+from gateway.responses.store import RUNNING, Earlier, Readable, Response, Store
 from gateway.responses.stored_items import TooLong
+from gateway.responses.thread import StoreThread
 from gateway.translating import NeedsStored, Stored
 from runtime import telemetry
 from runtime.clock import Clock
 
 log = telemetry.logger("gateway.responses")
 SWEEP_S, BEAT_S, LOOK_S = 60.0, 15.0, 0.5
+#: Sweeps at a time: what has expired leaves by and by, so that the process goes on saying that it lives.
+SWEEPS = 16
 #: Response ids whose session is remembered, for hints.
 REMEMBERED = 50_000
 #: What SQLite says of a damaged database.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+#: Whose turn the gateway's own work has; no tenant is called so.
+_NOBODY = ""
 T = TypeVar("T")
 
 
@@ -50,7 +54,7 @@ class Keeper:
         self._clock, self._runner = clock, runner
         self.on = keep_s > 0
         self._store = Store(data / "responses", keep_s, limit_bytes, share)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._thread = StoreThread()
         #: (tenant, response id) -> session.
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
         #: Background runs of this process.
@@ -61,18 +65,27 @@ class Keeper:
         self._beats: dict[str, int] = {}
         self._closed = False
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        """Run it on the store's thread. Raises Unavailable when the store cannot be used."""
+    async def _do(self, tenant: str, work: Callable[[], T], *, always: bool = False) -> T:
+        """Run it on the store's thread, in the tenant's turn. always: also when many calls of the tenant wait. Raises
+        Unavailable when the store cannot be used, RateLimited when too many calls wait."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await self._thread.run(tenant, lambda: self._whole(work), always=always)
+        except (sqlite3.DatabaseError, OSError) as e:
+            log.error("stored responses cannot be used", error=str(e))
+            raise Unavailable("stored responses cannot be read at the moment; try again") from None
+
+    def _whole(self, work: Callable[[], T]) -> T:
+        """Do it; a database that it finds damaged is put aside in the same turn."""
+        try:
+            return work()
         except sqlite3.DatabaseError as e:
-            log.error("stored responses cannot be used", error=str(e))
             if e.sqlite_errorcode & 0xFF in _DAMAGED:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.start_again)
-            raise Unavailable("stored responses cannot be read at the moment; try again") from None
-        except OSError as e:
-            log.error("stored responses cannot be used", error=str(e))
-            raise Unavailable("stored responses cannot be read at the moment; try again") from None
+                self._store.start_again()
+            raise
+
+    async def _own(self, work: Callable[[], T]) -> T:
+        """Run the gateway's own work, in a turn of its own."""
+        return await self._do(_NOBODY, work, always=True)
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def note(self, tenant: str, response_id: str, session: str) -> None:
@@ -81,10 +94,11 @@ class Keeper:
         while len(self._sessions) > REMEMBERED:
             self._sessions.popitem(last=False)
 
-    async def put(self, response: Response) -> bool:
-        """Store it; False: there is no room for it, or the store cannot be written."""
+    async def put(self, response: Response, *, always: bool = True) -> bool:
+        """Store it; False: there is no room for it, or the store cannot be written. always: it was computed; else
+        raises RateLimited when too many calls of its tenant wait."""
         try:
-            kept = await self._do(lambda: self._store.put(response, self._clock.wall()))
+            kept = await self._do(response.tenant, lambda: self._store.put(response, self._clock.wall()), always=always)
         except Unavailable:
             return False
         if not kept:
@@ -95,7 +109,7 @@ class Keeper:
         """Delete it, and stop it if it runs. Raises NotFound for an unknown one."""
         self._sessions.pop((tenant, response_id), None)
         known = is_response_id(response_id) and self.on
-        if not known or not await self._do(lambda: self._store.delete(tenant, response_id)):
+        if not known or not await self._do(tenant, lambda: self._store.delete(tenant, response_id)):
             raise _unknown(response_id)
         self._stop(response_id)
 
@@ -103,15 +117,16 @@ class Keeper:
         """Delete all responses of a session."""
         for key in [key for key, value in self._sessions.items() if key[0] == tenant and value == session]:
             del self._sessions[key]
-        if self.on:
-            await self._do(lambda: self._store.forget(tenant, session))
+        gone = int(self.on)
+        while gone:
+            gone = await self._do(tenant, lambda: self._store.forget(tenant, session))
 
     # ---- reading -----------------------------------------------------------------------------------------------
-    async def get(self, tenant: str, response_id: str) -> Response:
+    async def get(self, tenant: str, response_id: str) -> Readable:
         """A stored response. Raises NotFound for an unknown one."""
         found = None
         if is_response_id(response_id) and self.on:
-            found = await self._do(lambda: self._store.get(tenant, response_id, self._clock.wall()))
+            found = await self._do(tenant, lambda: self._store.get(tenant, response_id, self._clock.wall()))
         if found is None:
             raise _unknown(response_id)
         return found
@@ -124,17 +139,17 @@ class Keeper:
         found = None
         if is_response_id(response_id) and self.on:
             look = partial(self._store.items.page, tenant, response_id, self._clock.wall(), after, limit)
-            found = await self._do(lambda: look(latest_first=latest_first))
+            found = await self._do(tenant, lambda: look(latest_first=latest_first))
         if found is None:
             raise _unknown(response_id)
         return found
 
     async def session(self, tenant: str, response_id: str) -> str | None:
-        """The session of a response that a hint names, if it is known."""
+        """The session of a response that a hint names, if it is known. Raises RateLimited when too many calls wait."""
         known = self._sessions.get((tenant, response_id))
         if known is None and self.on:
             with contextlib.suppress(Unavailable):
-                known = await self._do(lambda: self._store.session(tenant, response_id, self._clock.wall()))
+                known = await self._do(tenant, lambda: self._store.session(tenant, response_id, self._clock.wall()))
         return known
 
     async def named(self, tenant: str, needs: NeedsStored, most_bytes: int) -> Named:
@@ -145,7 +160,9 @@ class Keeper:
             items: dict[str, bytes] = {}
             left = most_bytes - (len(earlier.items) if earlier is not None else 0)
             if needs.items and self.on:
-                items = await self._do(lambda: self._store.items.named(tenant, needs.items, self._clock.wall(), left))
+                parts = self._store.items.named(tenant, needs.items, self._clock.wall(), left)
+                while (part := await self._do(tenant, lambda: next(parts, None))) is not None:
+                    items |= part
         except TooLong:
             raise InvalidRequest(
                 "the conversation, with the stored responses that the request names, is longer than this server reads; "
@@ -163,7 +180,9 @@ class Keeper:
     async def _earlier(self, tenant: str, response_id: str, most_bytes: int) -> Earlier:
         found = None
         if is_response_id(response_id) and self.on:
-            found = await self._do(lambda: self._store.earlier(tenant, response_id, self._clock.wall(), most_bytes))
+            found = await self._do(
+                tenant, lambda: self._store.earlier(tenant, response_id, self._clock.wall(), most_bytes)
+            )
         if found is None:
             raise InvalidRequest(
                 f"previous response with id {response_id[:80]!r} not found: it was never stored, it has expired, or it "
@@ -193,10 +212,10 @@ class Keeper:
 
     async def run(self, response: Response, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Store the response, which says that this process runs it, and have `work` compute it; `cancel` and `delete`,
-        of any process, end that. False: it could not be stored."""
+        of any process, end that. False: it could not be stored. Raises RateLimited as `put` does."""
         self._starting.add(response.id)
         try:
-            if not await self.put(response):
+            if not await self.put(response, always=False):
                 return False
             task = self._running[response.id] = asyncio.create_task(work())
             task.add_done_callback(lambda _: self._running.pop(response.id, None))
@@ -207,9 +226,9 @@ class Keeper:
     async def settle(self, response: Response) -> None:
         """Store what has become of a response in the background, unless it was cancelled."""
         with contextlib.suppress(Unavailable):
-            await self._do(lambda: self._store.settle(response, self._clock.wall()))
+            await self._do(response.tenant, lambda: self._store.settle(response, self._clock.wall()), always=True)
 
-    async def cancel(self, tenant: str, response_id: str) -> Response:
+    async def cancel(self, tenant: str, response_id: str) -> Readable:
         """The response, which no longer runs. Raises NotFound, and InvalidRequest for one that was never in the
         background."""
         found = await self.get(tenant, response_id)
@@ -218,7 +237,7 @@ class Keeper:
                 "only a response that was created with background can be cancelled", param="response_id"
             )
         if found.status in RUNNING:
-            await self._do(lambda: self._store.cancel(tenant, response_id))
+            await self._do(tenant, lambda: self._store.cancel(tenant, response_id))
             self._stop(response_id)
             found = await self.get(tenant, response_id)
         return found
@@ -231,36 +250,46 @@ class Keeper:
         """Delete what has expired, stop what another process has cancelled, and end what nobody runs any more; for
         ever."""
         swept_s = beaten_s = -math.inf
+        expired = False
         while self.on:
             now = self._clock.now()
             with contextlib.suppress(Unavailable):
                 if now - beaten_s >= BEAT_S:
                     beaten_s = now
-                    await self._do(lambda: self._store.beat(self._runner))
+                    await self._own(lambda: self._store.beat(self._runner))
                 if now - swept_s >= SWEEP_S:
-                    swept_s = now
-                    await self._do(lambda: self._store.sweep(self._clock.wall()))
+                    swept_s, expired = now, True
                     await self._bury()
+                if expired:
+                    expired = False  # also when it fails
+                    expired = await self._sweep()
                 await self._compare()
             await asyncio.sleep(LOOK_S)
+
+    async def _sweep(self) -> bool:
+        """Delete some of what has expired; whether there may be more."""
+        for _ in range(SWEEPS):
+            if not await self._own(lambda: self._store.sweep(self._clock.wall())):
+                return False
+        return True
 
     async def _compare(self) -> None:
         """Stop what is no longer this process's to run, and end what it does not run: its end could not be stored, or
         an earlier process of this name has died."""
         mine = {*self._running, *self._starting}
-        wanted = await self._do(lambda: self._store.running(self._runner))
+        wanted = await self._own(lambda: self._store.running(self._runner))
         for response_id in mine - wanted - self._starting:
             self._stop(response_id)
         lost = wanted - mine - {*self._running, *self._starting}
         if lost:
-            await self._do(lambda: self._store.abandon(self._runner, lost))
+            await self._own(lambda: self._store.abandon(self._runner, lost))
 
     async def _bury(self) -> None:
         """End what is run by a process that has not said for a while that it lives. No clock counts: those of several
         processes may differ."""
-        beats = await self._do(self._store.beats)
+        beats = await self._own(self._store.beats)
         for runner in [name for name, said in beats.items() if name != self._runner and self._beats.get(name) == said]:
-            await self._do(partial(self._store.bury, runner))
+            await self._own(partial(self._store.bury, runner))
         self._beats = beats
 
     async def close(self) -> None:
@@ -274,9 +303,9 @@ class Keeper:
         await asyncio.gather(*works, return_exceptions=True)
         if self.on:
             with contextlib.suppress(Unavailable):
-                await self._do(lambda: self._store.bury(self._runner))
-                await self._do(self._store.close)
-        self._thread.shutdown(wait=False)
+                await self._own(lambda: self._store.bury(self._runner))
+        with contextlib.suppress(sqlite3.Error):
+            await self._thread.close(self._store.close)
 
 
 def _unknown(response_id: str) -> NotFound:

@@ -1,15 +1,16 @@
 """Stored responses, in one SQLite database that all processes of a gateway share: DATA/responses/responses.db.
 
-Kept `keep_s` seconds after the last use of their conversation. A tenant has at most its share of the bytes, all
-together at most the limit; then the tenant's own session that was used least recently leaves as a whole, because a
-conversation without its beginning is of no use. Every function blocks and may raise sqlite3.Error: call them on one
-thread.
+Kept `keep_s` seconds after the last use of their session. A tenant has at most its share of the bytes, all together at
+most the limit; then the tenant's own session that was used least recently leaves, its beginning first; the rest of it
+goes next, because a conversation without its beginning is of no use. A session has at most `MOST_RESPONSES`. Every
+function blocks, but not for long, and may raise sqlite3.Error: call them on one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import sqlite3
@@ -17,13 +18,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.responses.stored_items import StoredItems, TooLong
+from gateway.responses import damage
+from gateway.responses.schema import bring_up
+from gateway.responses.stored_items import ALIVE, StoredItems, TooLong
 
 #: What a response takes beside its text, in bytes; also bounds their number.
 ROW_BYTES = 1024
 #: Responses that one conversation may have.
 MOST_TURNS = 4096
-#: The use of a conversation is noted this seldom, in seconds.
+#: Responses that one session may have; then its oldest leave.
+MOST_RESPONSES = 10_000
+#: So many responses leave at a time, and about so many bytes: their text is overwritten, which takes time.
+LEAVING, LEAVING_BYTES = 64, 8 << 20
+#: The use of a session is noted this seldom, in seconds.
 NOTED_S = 60.0
 RUNNING = ("queued", "in_progress")
 #: How a body begins (`events.ResponseAnswer`): before anything that the caller or the model has said.
@@ -33,29 +40,8 @@ _HEAD = re.compile(
 )
 _ENDED = b'{"code":"server_error","message":"the process that computed it has ended; send the request again"}'
 _BUSY_S = 5.0
-_TABLES = """
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL, previous TEXT NOT NULL, used_s REAL NOT NULL,
-    status TEXT NOT NULL, body BLOB NOT NULL, output BLOB NOT NULL, input BLOB NOT NULL, bytes INTEGER NOT NULL,
-    runner TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS by_session ON responses (tenant, session);
-CREATE INDEX IF NOT EXISTS by_use ON responses (tenant, used_s);
-CREATE INDEX IF NOT EXISTS by_age ON responses (used_s);
-CREATE INDEX IF NOT EXISTS by_runner ON responses (runner) WHERE runner != '';
-CREATE TABLE IF NOT EXISTS runners (name TEXT PRIMARY KEY, beats INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS totals (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
-CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
-    INSERT INTO totals VALUES (NEW.tenant, NEW.bytes) ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + NEW.bytes;
-END;
-CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
-    UPDATE totals SET bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant;
-    DELETE FROM totals WHERE tenant = OLD.tenant AND bytes <= 0;
-END;
-CREATE TRIGGER IF NOT EXISTS changed AFTER UPDATE OF bytes ON responses BEGIN
-    UPDATE totals SET bytes = bytes + NEW.bytes - OLD.bytes WHERE tenant = NEW.tenant;
-END;
-"""
+#: Without its second half SQLite would read all rows, because the index has only those that run.
+_RUN_BY = "runner = ? AND runner != ''"
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, depth) AS (
     SELECT id, previous, 0 FROM responses WHERE tenant = :tenant AND id = :id
@@ -67,9 +53,9 @@ WITH RECURSIVE chain (id, previous, depth) AS (
 
 
 @dataclass(slots=True)
-class Response:
-    """One response. body: the object without its output; body, output, input: JSON. previous: the id of the response
-    that it goes on from, or empty. runner: the process that computes it, or empty."""
+class Readable:
+    """What a caller reads of a response: not its input, which may be much longer. body: the object without its output;
+    body, output: JSON."""
 
     id: str
     tenant: str
@@ -77,14 +63,6 @@ class Response:
     status: str
     body: bytes
     output: bytes
-    input: bytes
-    previous: str = ""
-    runner: str = ""
-
-    @property
-    def bytes_(self) -> int:
-        """What it counts toward its tenant's share."""
-        return len(self.body) + len(self.output) + len(self.input) + ROW_BYTES
 
     @property
     def background(self) -> bool:
@@ -101,6 +79,21 @@ class Response:
             parts = found[1], self.status.encode(), found[3], found[4], found[5], error
             body = b"".join(parts) + body[found.end() :]
         return body[:-1] + b',"output":' + self.output + b"}"
+
+
+@dataclass(slots=True)
+class Response(Readable):
+    """One response, whole. input: JSON. previous: the id of the response that it goes on from, or empty. runner: the
+    process that computes it, or empty."""
+
+    input: bytes
+    previous: str = ""
+    runner: str = ""
+
+    @property
+    def bytes_(self) -> int:
+        """What it counts toward its tenant's share."""
+        return len(self.body) + len(self.output) + len(self.input) + ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ class Store:
             try:
                 for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "secure_delete=ON", "temp_store=MEMORY"):
                     db.execute(f"PRAGMA {pragma}")
-                db.executescript(_TABLES)
+                bring_up(db)
             except sqlite3.Error:
                 db.close()
                 raise
@@ -156,18 +149,12 @@ class Store:
         with self._path.with_name("start.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self._inode() == self._opened_inode:
-                self._put_aside()
+                damage.put_aside(self._path)
 
     def _inode(self) -> int | None:
         with contextlib.suppress(FileNotFoundError):
             return self._path.stat().st_ino
         return None
-
-    def _put_aside(self) -> None:
-        for tail in ("", "-wal", "-shm"):
-            path = self._path.with_name(self._path.name + tail)
-            with contextlib.suppress(FileNotFoundError):
-                path.replace(path.with_name(f"{path.name}.damaged"))
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
@@ -188,11 +175,12 @@ class Store:
         if response.bytes_ > self._most_bytes:
             return False
         with self._change() as db:
-            # A session whose turns do not name each other is used as a whole too.
+            # Before room is made, so that it is not this session that goes.
             db.execute(
-                "UPDATE responses SET used_s = ? WHERE tenant = ? AND session = ? AND used_s < ?",
+                "UPDATE sessions SET used_s = ? WHERE tenant = ? AND session = ? AND used_s < ?",
                 (now_s, response.tenant, response.session, now_s - NOTED_S),
             )
+            self._drop_beginning(db, response.tenant, response.session)
             self._make_room(db, response)
             db.execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -210,7 +198,39 @@ class Store:
                 (response.status, response.body, response.output, response.bytes_, now_s, response.id,
                  response.tenant),
             )  # fmt: skip
+            if done.rowcount > 0:
+                db.execute(
+                    "UPDATE sessions SET used_s = ? WHERE tenant = ? AND session = ? AND used_s < ?",
+                    (now_s, response.tenant, response.session, now_s),
+                )
             return done.rowcount > 0
+
+    def _drop_beginning(self, db: sqlite3.Connection, tenant: str, session: str) -> None:
+        """Make room for one more response of a session that has as many as it may: its oldest leave, those that do not
+        run first. Only indexes are read."""
+        row = db.execute(
+            "SELECT responses FROM sessions WHERE tenant = ? AND session = ?", (tenant, session)
+        ).fetchone()
+        leaving = min(row[0] + 1 - MOST_RESPONSES, LEAVING) if row is not None else 0
+        for which in (" AND rowid NOT IN (SELECT rowid FROM responses WHERE runner != '')", ""):
+            if leaving > 0:
+                oldest = f"tenant = ? AND session = ?{which} ORDER BY rowid"
+                leaving -= self._leave(db, oldest, (tenant, session), leaving)
+
+    def _leave(self, db: sqlite3.Connection, which: str, given: tuple[object, ...], most: int = LEAVING) -> int:
+        """Delete the first of these responses, as many as may leave at a time; how many."""
+        leaving: list[tuple[int]] = []
+        length = 0
+        lengths = "length(body) + length(output) + length(input)"
+        found = db.execute(f"SELECT rowid, {lengths} FROM responses WHERE {which} LIMIT ?", (*given, most))
+        with contextlib.closing(found):
+            for rowid, bytes_ in found:
+                leaving.append((rowid,))
+                length += bytes_
+                if length >= LEAVING_BYTES:
+                    break
+        db.executemany("DELETE FROM responses WHERE rowid = ?", leaving)
+        return len(leaving)
 
     def _make_room(self, db: sqlite3.Connection, response: Response) -> None:
         wanted = response.bytes_
@@ -227,17 +247,18 @@ class Store:
         return int(db.execute(f"SELECT COALESCE(SUM(bytes), 0) FROM totals{where[0]}", where[1]).fetchone()[0])
 
     def _drop_oldest(self, db: sqlite3.Connection, tenant: str) -> bool:
-        """Drop the tenant's session that was used least recently: one in which nothing runs, if there is one."""
-        oldest = "SELECT session FROM responses WHERE tenant = ?{} ORDER BY used_s LIMIT 1"
-        idle = " AND session NOT IN (SELECT session FROM responses WHERE tenant = ? AND runner != '')"
+        """Drop the beginning of the tenant's session that was used least recently: one in which nothing runs, if there
+        is one. Its rest goes next."""
+        oldest = "SELECT session FROM sessions WHERE tenant = ?{} ORDER BY used_s LIMIT 1"
+        # The plus: else SQLite would look at all of the tenant's rows instead of those that run.
+        idle = " AND session NOT IN (SELECT session FROM responses WHERE +tenant = ? AND runner != '')"
         found = (
             db.execute(oldest.format(idle), (tenant, tenant)).fetchone()
             or db.execute(oldest.format(""), (tenant,)).fetchone()
         )
         if found is None:
             return False
-        db.execute("DELETE FROM responses WHERE tenant = ? AND session = ?", (tenant, found[0]))
-        return True
+        return self._leave(db, "tenant = ? AND session = ? ORDER BY rowid", (tenant, found[0])) > 0
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Whether there was one. Its text is overwritten."""
@@ -247,11 +268,13 @@ class Store:
         return gone
 
     def forget(self, tenant: str, session: str) -> int:
-        """Delete all responses of a session; how many there were. Their text is overwritten."""
+        """Delete some responses of a session; how many. Call it until it is none. Their text is overwritten. A damaged
+        database may hold more of it, so one that was put aside is deleted too."""
         with self._change() as db:
-            gone = db.execute("DELETE FROM responses WHERE tenant = ? AND session = ?", (tenant, session)).rowcount
+            gone = self._leave(db, "tenant = ? AND session = ?", (tenant, session))
         if gone:
             self._forget_log()
+        damage.drop(self._path, math.inf, "a session is erased")
         return gone
 
     def _forget_log(self) -> None:
@@ -259,11 +282,16 @@ class Store:
         self._opened().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def sweep(self, now_s: float) -> int:
-        """Delete what nobody has used for so long; how many."""
+        """Delete some of what nobody has used for so long, also of a damaged database; how many responses. Call it
+        until it is none: one call does not keep others waiting for long."""
         with self._change() as db:
-            gone = db.execute("DELETE FROM responses WHERE used_s < ?", (now_s - self._keep_s,)).rowcount
+            expired = (
+                "SELECT r.rowid FROM sessions s JOIN responses r USING (tenant, session) WHERE s.used_s < ? LIMIT ?"
+            )
+            gone = self._leave(db, f"rowid IN ({expired})", (now_s - self._keep_s, LEAVING))
         if gone:
             self._forget_log()
+        damage.drop(self._path, now_s - self._keep_s, "it is as old as responses may become")
         return gone
 
     # ---- background --------------------------------------------------------------------------------------------
@@ -278,7 +306,7 @@ class Store:
 
     def running(self, runner: str) -> set[str]:
         """Ids of those that this process is to run."""
-        return {row[0] for row in self._opened().execute("SELECT id FROM responses WHERE runner = ?", (runner,))}
+        return {row[0] for row in self._opened().execute(f"SELECT id FROM responses WHERE {_RUN_BY}", (runner,))}
 
     def abandon(self, runner: str, ids: Iterable[str]) -> None:
         """These of a process have failed: it does not run them."""
@@ -304,18 +332,18 @@ class Store:
     def bury(self, runner: str) -> None:
         """The process has ended: what it ran has failed."""
         with self._change() as db:
-            db.execute("UPDATE responses SET status = 'failed', runner = '' WHERE runner = ?", (runner,))
+            db.execute(f"UPDATE responses SET status = 'failed', runner = '' WHERE {_RUN_BY}", (runner,))
             db.execute("DELETE FROM runners WHERE name = ?", (runner,))
 
     # ---- reading -----------------------------------------------------------------------------------------------
-    def get(self, tenant: str, response_id: str, now_s: float) -> Response | None:
-        """The response, unless it has expired."""
+    def get(self, tenant: str, response_id: str, now_s: float) -> Readable | None:
+        """The response, unless it has expired. Its input is not read from the disk: a row's columns before it are."""
         row = self._opened().execute(
-            "SELECT id, tenant, session, status, body, output, input, previous, runner FROM responses "
-            "WHERE tenant = ? AND id = ? AND used_s >= ?",
+            "SELECT id, tenant, session, status, body, output FROM responses "
+            f"WHERE {ALIVE}",
             (tenant, response_id, now_s - self._keep_s),
         ).fetchone()  # fmt: skip
-        return Response(*row) if row is not None else None
+        return Readable(*row) if row is not None else None
 
     def session(self, tenant: str, response_id: str, now_s: float) -> str | None:
         """The response's session."""
@@ -334,19 +362,25 @@ class Store:
         ).fetchone()  # fmt: skip
         if last is None:
             return None
-        given = {"tenant": tenant, "id": response_id, "most": MOST_TURNS, "now": now_s, "noted": now_s - NOTED_S}
+        given = {"tenant": tenant, "id": response_id, "most": MOST_TURNS}
         db, joined = self._opened(), "FROM chain JOIN responses r ON r.id = chain.id"
         total = f"{_CHAIN} SELECT COALESCE(SUM(length(r.input) + length(r.output)), 0) {joined}"
         if db.execute(total, given).fetchone()[0] > most_bytes:
             raise TooLong
         rows = db.execute(
-            f"{_CHAIN} SELECT r.input, r.output, r.previous {joined} ORDER BY depth DESC", given
+            f"{_CHAIN} SELECT r.input, r.output, r.previous, r.session {joined} ORDER BY depth DESC", given
         ).fetchall()
-        with self._change():
-            db.execute(
-                _CHAIN + "UPDATE responses SET used_s = :now WHERE used_s < :noted AND id IN (SELECT id FROM chain)",
-                given,
-            )
+        self._use(tenant, {row[3] for row in rows}, now_s)
         whole = bool(rows) and not rows[0][2]
         parts = [part[1:-1] for row in rows for part in row[:2] if len(part) > 2]
         return Earlier(last[0], last[1], items=b"[" + b",".join(parts) + b"]", whole=whole)
+
+    def _use(self, tenant: str, sessions: Iterable[str], now_s: float) -> None:
+        """Note the use of sessions, unless it has just been noted: most uses write nothing."""
+        known = "tenant = ? AND session = ? AND used_s < ?"
+        given = [(tenant, session, now_s - NOTED_S) for session in sessions]
+        db = self._opened()
+        old = [one for one in given if db.execute(f"SELECT 1 FROM sessions WHERE {known}", one).fetchone()]
+        if old:
+            with self._change():
+                db.executemany(f"UPDATE sessions SET used_s = ? WHERE {known}", [(now_s, *one) for one in old])

@@ -23,7 +23,7 @@ from gateway.parts import PARTS
 from gateway.request_ids import HEADER, labelled, shown
 from gateway.responses.events import ResponseAnswer
 from gateway.responses.ids import new_response_id
-from gateway.responses.store import Response
+from gateway.responses.store import Readable, Response
 from gateway.routes.answer import Part, answer, new_job
 from gateway.routes.translated import relay_translated
 from gateway.sessions import Resolved, stated
@@ -122,7 +122,7 @@ class _Turn:
     # ---- in the background -------------------------------------------------------------------------------------
     async def in_background(self) -> web.StreamResponse:
         """The response object, before the answer. Raises InvalidRequest where nothing is stored, Unavailable when it
-        cannot be."""
+        cannot be, RateLimited when too many calls wait."""
         keeper = self._parts.responses
         if not keeper.on:
             raise InvalidRequest(
@@ -131,9 +131,12 @@ class _Turn:
                 code="unsupported_parameter",
             )
         queued = self._answering.response("queued")
-        self._request[OUTLIVES] = True
-        if not await keeper.run(self._row(dict(queued), keeper.runner), self._run):
-            self._request[OUTLIVES] = False
+        runs = False
+        try:
+            runs = await keeper.run(self._row(dict(queued), keeper.runner), self._run)
+        finally:
+            self._request[OUTLIVES] = runs  # else nobody would release its body
+        if not runs:
             raise Unavailable("responses cannot be stored at the moment; try again")
         keeper.note(self._caller.tenant, self._id, self._session.key.session_id)
         headers = {"X-Session-Id": self._session.key.session_id, HEADER: shown(labelled(self._request, self._id))}
@@ -155,7 +158,7 @@ class _Turn:
 
 
 # ---- stored responses ------------------------------------------------------------------------------------------------
-async def _stored(request: web.Request) -> Response:
+async def _stored(request: web.Request) -> Readable:
     return await request.app[PARTS].responses.get(query_caller_of(request).tenant, request.match_info["response_id"])
 
 

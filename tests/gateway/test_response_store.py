@@ -6,30 +6,18 @@ import asyncio
 import json
 import stat
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stored_responses import DAY_S, MOST, keeper, response, watched
 
 from contracts.errors import InvalidRequest, NotFound
 from gateway.responses import keeper as module
 from gateway.responses.ids import item_id, new_response_id, response_of
-from gateway.responses.keeper import Keeper
 from gateway.responses.store import ROW_BYTES, Response, Store
 from gateway.responses.stored_items import TooLong
 from gateway.translating import NeedsStored
-from runtime.clock import Clock, RealClock
-
-DAY_S, MOST = 86_400.0, 1 << 20
-
-
-def response(session: str = "s", tenant: str = "t", previous: str = "", size: int = 10, **more: str) -> Response:
-    made = new_response_id()
-    output = [{"id": item_id(made, "message", 0), "type": "message", "role": "assistant", "content": []}]
-    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * size}]}]
-    encoded = [json.dumps(part).encode() for part in ({"id": made}, output, items)]
-    return Response(made, tenant, session, more.pop("status", "completed"), *encoded, previous, **more)
 
 
 @pytest.fixture
@@ -42,7 +30,7 @@ def test_a_tenants_responses_are_nobody_elses(store: Store) -> None:
     assert store.put(mine, 0.0) and store.get("t", mine.id, 0.0) is not None
     assert store.get("u", mine.id, 0.0) is None and store.earlier("u", mine.id, 0.0, MOST) is None
     assert (
-        store.items.named("u", [item_id(mine.id, "message", 0)], 0.0, MOST) == {}
+        list(store.items.named("u", [item_id(mine.id, "message", 0)], 0.0, MOST)) == [{}]
         and store.session("u", mine.id, 0.0) is None
     )
     assert not store.delete("u", mine.id) and not store.forget("u", "s")
@@ -130,10 +118,6 @@ def test_an_items_id_names_its_response() -> None:
 
 
 # ---- the event loop's side -------------------------------------------------------------------------------------------
-def keeper(data: Path, clock: Clock | None = None, keep_s: float = DAY_S) -> Keeper:
-    return Keeper(data, clock or RealClock(), keep_s, 1 << 20, 1.0, "p0")
-
-
 async def test_it_survives_a_restart(tmp_path: Path) -> None:
     first = keeper(tmp_path)
     made = response()
@@ -186,11 +170,11 @@ def test_what_a_request_names_is_not_read_beyond_its_bytes(store: Store) -> None
     for one in made:
         store.put(one, 0.0)
     ids = [item_id(one.id, "message", 0, of_input=True) for one in made]
-    found = store.items.named("t", ids, 0.0, 40_000)
+    [found] = store.items.named("t", ids, 0.0, 40_000)
     assert [json.loads(found[one])["id"] for one in ids] == ids
     for wanted in (ids, [ids[0]] * 3):  # also one that is named again and again
         with pytest.raises(TooLong):
-            store.items.named("t", wanted, 0.0, 29_000)
+            list(store.items.named("t", wanted, 0.0, 29_000))
     with pytest.raises(TooLong):
         store.earlier("t", made[0].id, 0.0, 9_000)
 
@@ -252,16 +236,6 @@ def test_a_response_whose_process_died_says_so(store: Store) -> None:
     shown = json.loads(store.get("t", made.id, 0.0).shown())  # type: ignore[union-attr]
     assert (shown["status"], shown["error"]["code"]) == ("failed", "server_error")
     assert shown["instructions"] == '"status":"queued","error":null' and shown["output"][0]["type"] == "message"
-
-
-async def watched(keeper: Keeper, until: Callable[[], bool]) -> None:
-    watching = asyncio.create_task(keeper.watch())
-    try:
-        async with asyncio.timeout(30):
-            while not until():  # noqa: ASYNC110 - no event tells of another process's store
-                await asyncio.sleep(0.02)
-    finally:
-        watching.cancel()
 
 
 async def test_nothing_runs_for_ever_when_its_end_is_lost_or_its_process_has_died(

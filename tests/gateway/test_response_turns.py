@@ -1,0 +1,157 @@
+"""Tenants have turns at the stored responses: what one of them asks for makes no other wait for all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from stored_responses import MOST, keeper, response
+
+from contracts.errors import RateLimited, Unavailable
+from gateway.envelope import error_response
+from gateway.responses import stored_items
+from gateway.responses import thread as module
+from gateway.responses.ids import item_id
+from gateway.responses.thread import StoreThread
+from gateway.translating import NeedsStored
+
+
+class Busy:
+    """A thread that is busy until `let_go`, and what it did afterwards, in order."""
+
+    def __init__(self) -> None:
+        self.thread, self.done = StoreThread(), list[str]()
+        self._gate = threading.Event()
+        self.asked = [asyncio.ensure_future(self.thread.run("a", self._gate.wait))]
+
+    def ask(self, owner: str, name: str, *, always: bool = False) -> asyncio.Future[None]:
+        asked = asyncio.ensure_future(self.thread.run(owner, self._doing(name), always=always))
+        self.asked.append(asked)
+        return asked
+
+    def _doing(self, name: str) -> Callable[[], None]:
+        return lambda: self.done.append(name)
+
+    async def let_go(self) -> None:
+        await asyncio.sleep(0)
+        self._gate.set()
+        await asyncio.gather(*self.asked, return_exceptions=True)
+
+
+@pytest.fixture
+async def busy() -> AsyncIterator[Busy]:
+    made = Busy()
+    await asyncio.sleep(0)
+    yield made
+    await made.let_go()
+    await made.thread.close(lambda: None)
+
+
+async def test_a_tenants_calls_wait_behind_its_own(busy: Busy) -> None:
+    for i in range(4):
+        busy.ask("a", f"a{i}")
+    busy.ask("b", "b0", always=True)
+    busy.ask("c", "c0")
+    busy.ask("b", "b1")
+    await busy.let_go()
+    assert busy.done.index("b0") <= 2 and busy.done.index("c0") <= 2 and busy.done.index("b1") <= 4
+    assert [name for name in busy.done if name[0] == "a"] == ["a0", "a1", "a2", "a3"]
+
+
+async def test_beyond_its_bound_a_tenants_reads_are_refused_and_its_answers_kept(
+    busy: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING", 3)
+    for i in range(2):  # beside the one that runs
+        busy.ask("a", f"a{i}")
+    await asyncio.sleep(0)
+    with pytest.raises(RateLimited) as refused:
+        await busy.ask("a", "too many")
+    assert error_response(refused.value).status == 429 and error_response(refused.value).headers["Retry-After"] == "1"
+    busy.ask("a", "kept", always=True)
+    busy.ask("b", "b0")
+    await busy.let_go()
+    assert sorted(busy.done) == ["a0", "a1", "b0", "kept"]
+    await busy.ask("a", "later")
+    assert busy.done[-1] == "later", "they count until they have a result"
+
+
+async def test_a_call_that_nobody_waits_for_any_more_is_not_made(busy: Busy) -> None:
+    gone, stays = busy.ask("a", "gone"), busy.ask("a", "stays")
+    await asyncio.sleep(0)
+    gone.cancel()
+    await busy.let_go()
+    assert busy.done == ["stays"] and stays.done()
+
+
+async def test_what_waits_when_it_closes_is_told_so(busy: Busy) -> None:
+    waits = busy.ask("a", "never")
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(busy.thread.close(lambda: busy.done.append("last")))
+    with pytest.raises(Unavailable):
+        await waits
+    with pytest.raises(Unavailable):
+        await busy.thread.run("b", lambda: None)
+    await busy.let_go()
+    await closing
+    assert busy.done == ["last"]
+    busy.thread = StoreThread()  # for the fixture
+
+
+async def test_a_keeper_keeps_an_answer_when_its_tenant_may_read_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING", 0)
+    made, mine = keeper(tmp_path), response()
+    assert await made.put(mine)
+    reads: list[Callable[[], object]] = [
+        lambda: made.get("t", mine.id),
+        lambda: made.delete("t", mine.id),
+        lambda: made.forget("t", "s"),
+        lambda: made.session("t", mine.id),
+        lambda: made.input_page("t", mine.id, None, 5, latest_first=True),
+        lambda: made.named("t", NeedsStored(mine.id), MOST),
+        lambda: made.run(response(status="queued", runner="p0"), lambda: asyncio.sleep(0)),
+    ]
+    for read in reads:
+        with pytest.raises(RateLimited):
+            await read()  # type: ignore[misc]
+    await made.close()
+
+
+async def test_one_tenants_many_reads_do_not_delay_another_ones_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, mine = keeper(tmp_path), response(tenant="a")
+    await made.put(mine)
+    reads = [asyncio.ensure_future(made.get("a", mine.id)) for _ in range(500)]
+    await asyncio.sleep(0)
+    assert await made.put(response(tenant="b"))
+    assert sum(read.done() for read in reads) < 100
+    await asyncio.gather(*reads)
+    await made.close()
+
+
+async def test_a_request_that_names_many_responses_takes_many_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_items, "LOOKED", 2)
+    made = keeper(tmp_path)
+    stored = [response() for _ in range(6)]
+    for one in stored:
+        await made.put(one)
+    turns, run = 0, StoreThread.run
+
+    async def counted(self: StoreThread, *given: object, **more: object) -> object:
+        nonlocal turns
+        turns += 1
+        return await run(self, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StoreThread, "run", counted)
+    ids = [item_id(one.id, "message", 0) for one in stored]
+    found = await made.named("t", NeedsStored("", ids), MOST)
+    assert len(found.pieces) == 6 and turns == 4
+    await made.close()
