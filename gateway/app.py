@@ -77,6 +77,8 @@ log = telemetry.logger("gateway")
 MAX_LINE_BYTES = 16 << 10
 #: Requests that may wait for a slot, at least; as many as there are slots if that is more.
 MIN_QUEUE = 64
+#: So many seconds' worth of queries may come at once.
+QUERY_BURST_S = 5.0
 #: Erasures of one tenant that wait for the fleet at a time.
 MOST_ERASURES = 16
 #: How long `stop` waits for running answers to send their error.
@@ -216,7 +218,10 @@ class Gateway:
             hints=Hints(fleet),
             sessions=Sessions(),
             limits=RateLimits(section.max_advisories_per_s / section.processes),
-            queries=RateLimits(section.max_queries_per_s / section.processes),
+            queries=RateLimits(
+                section.max_queries_per_s / section.processes,
+                QUERY_BURST_S * section.max_queries_per_s / section.processes,
+            ),
             erasing=defaultdict(lambda: asyncio.Semaphore(MOST_ERASURES)),
             usage=usage_of(section),
             bodies=Bodies(

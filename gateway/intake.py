@@ -80,13 +80,14 @@ def query_caller_of(request: web.Request) -> Caller:
     if wait_s := parts.queries.take(caller.tenant, 1, parts.clock.now()):
         LIMITED.labels("queries").inc()
         limit = f"{parts.queries.per_s:g} queries a second (gateway.max_queries_per_s)"
-        raise Limited(f"more than {limit}; try again in {wait_s:.1f} s", wait_s)
+        raise Limited(f"more than {limit}; try again in {max(wait_s, 0.1):.1f} s", wait_s)
     return caller
 
 
-def server_caller_of(request: web.Request) -> Caller:
-    """Like `query_caller_of`, of a route that needs a server key. Raises Forbidden, too."""
-    caller = query_caller_of(request)
+def server_caller_of(request: web.Request, *, counted: bool = True) -> Caller:
+    """Like `query_caller_of`, of a route that needs a server key. counted: off, of one that is no query. Raises
+    Forbidden, too."""
+    caller = query_caller_of(request) if counted else caller_of(request)
     if not caller.server:
         raise Forbidden("this route needs a server key")
     return caller

@@ -84,7 +84,8 @@ class GatewaySection(BaseModel):
     #: Hints per second of one tenant.
     max_advisories_per_s: float = Field(default=1000.0, gt=0)
     #: Queries per second of one tenant: requests about sessions, stored responses, files, jobs, models and the fleet.
-    max_queries_per_s: float = Field(default=100.0, gt=0)
+    #: Five seconds' worth may come at once.
+    max_queries_per_s: float = Field(default=200.0, gt=0)
     #: Origins of web pages that may call all of /v1, such as https://chat.example.org; "*": any. Hints are accepted
     #: from every page.
     cors_origins: list[str] = []

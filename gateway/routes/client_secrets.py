@@ -26,7 +26,7 @@ _MAX_PRIORITY = 0
 
 async def create(request: web.Request) -> web.Response:
     """Sign a token; nothing is stored."""
-    caller = server_caller_of(request)
+    caller = server_caller_of(request, counted=False)
     parts = request.app[PARTS]
     check_json_type(request)
     data = await read_json(request, caller.tenant)
