@@ -70,7 +70,7 @@ test-slow: $(VENV)/.tests $(RELEASE)/.tools helm ## tests that take minutes, and
 	$(call marked,slow and not vllm)
 	$(if $(ARGS),,UPBEAT_EXAMPLES=all $(PYTEST) -m "hypothesis and $(quick)" $(hang))
 
-faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
+faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged; two hours, on an idle machine
 	$(call marked,faults)
 
 soak: $(VENV)/.tests ## mixed load with kills for UPBEAT_SOAK_MINUTES (4), then nothing may be held or have grown

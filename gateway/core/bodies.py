@@ -106,6 +106,8 @@ class Arrivals:
         self._all.discard(arrival)
 
     def slowest(self, owner: str, now_s: float) -> Arrival | None:
-        """The slowest of the owner's stalled bodies that hold bytes, or None."""
-        slow = [a for a in self._all if a.owner == owner and a.held and now_s - a.last_s >= _RESTED_S]
+        """The slowest of the owner's stalled bodies that hold bytes, or None. One that was dropped holds none any more,
+        though its request has not ended yet."""
+        stalled = (a for a in self._all if a.owner == owner and not a.given_up)
+        slow = [a for a in stalled if a.held and now_s - a.last_s >= _RESTED_S]
         return min(slow, key=lambda a: (a.bytes_per_s(now_s), a.began_s), default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import tracemalloc
@@ -16,6 +17,7 @@ from contracts.errors import RequestError
 from contracts.frames import Commands, encode_submit, together
 from contracts.request import GenerateRequest, Sampling
 from gateway.asked_wire import decode_answer, decode_question, encode_answer, encode_question
+from gateway.bodies import _Pool
 from gateway.core.admission import parse_json
 from gateway.core.bodies import LIGHT_BYTES, LIGHT_TEXT_BYTES, Arrivals, Tally, most_useful_bytes
 from gateway.core.shares import Shares
@@ -130,6 +132,23 @@ def test_of_an_owners_bodies_the_slowest_that_rests_makes_way() -> None:
     for arrival in (fast, slow, empty, empty):
         arrivals.end(arrival)
     assert arrivals.slowest("a", 9.0) is None and len(arrivals) == 1
+
+
+async def test_a_body_that_needs_the_room_of_several_drops_each_of_them_once() -> None:
+    """One that was dropped stays listed until its own task runs. To drop it again frees nothing: that went on for
+    ever, on the loop."""
+    pool = _Pool(100, 1.0)
+    for amount in (10, 20, 30, 40):
+        arrival = pool.arrivals.begin("a", asyncio.get_running_loop().time() - 60.0)
+        arrival.held = amount
+        assert pool.shares.take("a", amount)
+        pool.stop[arrival] = lambda amount=amount: pool.shares.give("a", amount)  # type: ignore[misc]
+    dropped = 0
+    while not pool.shares.take("a", 55):
+        assert pool.make_room("a", 55) and dropped < 4
+        dropped += 1
+    assert dropped == 3 and pool.shares.of("a") == 40 + 55
+    assert pool.make_room("a", 55) and not pool.make_room("a", 55), "nothing is left to drop"
 
 
 def test_the_one_that_holds_most_is_known() -> None:
