@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,9 @@ class Cells:
             self.found_cpu_s += cell.cpu_s
             return cell
         cell = _simulated(run, said)
-        write_json(path, dataclasses.asdict(cell))
+        own = path.with_suffix(f".{os.getpid()}")  # another process may simulate the same run
+        write_json(own, dataclasses.asdict(cell))
+        own.replace(path)
         return cell
 
 
