@@ -245,7 +245,11 @@ def test_a_node_shares_one_arena_and_everybody_who_stores_shares_the_data(monkey
         for kind in ("kvstore", "worker"):
             mounts = dict(mount.split(":")[:2] for mount in SERVICES[f"{kind}-{n}"]["volumes"])
             certs = str(config.tls.directory)
-            assert mounts == {"data": str(config.data), f"node-{n}-certs": certs, f"node-{n}-arena": str(config.shm_dir)}
+            assert mounts == {
+                "data": str(config.data),
+                f"node-{n}-certs": certs,
+                f"node-{n}-arena": str(config.shm_dir),
+            }
         volume = COMPOSE["volumes"][f"node-{n}-arena"]["driver_opts"]
         assert (volume["type"], volume["device"]) == ("tmpfs", "tmpfs")
     arenas = {f"node-{n}-arena" for n in range(4)}
