@@ -23,6 +23,8 @@ T = TypeVar("T")
 ENGINE = 5
 #: Processes that read large bodies.
 DECODER = 5
+#: Threads that tokenise large prompts.
+TOKENISER = 5
 #: Processes and threads that compile grammars.
 GRAMMAR = 10
 #: Processes that train: the most there is. (SCHED_IDLE would keep them from even starting on a busy machine.)

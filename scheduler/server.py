@@ -41,7 +41,7 @@ log = telemetry.logger("scheduler")
 _STATUS = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
 _TICK_S = 0.5
 _Answer = TypeVar("_Answer")
-#: Hints of one message that are placed before waiting calls run; each takes as long as placing a turn.
+#: Hints that are placed before waiting calls run; each takes as long as placing a turn.
 _HINTS_IN_A_ROW = 4
 
 
@@ -82,6 +82,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if self.adoptions is not None:
             rollout = self.adoptions.rollout
             self.finetunes.clearing = lambda: rollout.clearing
+        self._hinting = asyncio.Lock()  #: messages of hints take turns
         self._server: grpc.aio.Server | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -178,9 +179,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Place each hint and tell its store. A hint that no node can take gets an empty placement."""
         now, began_s = self.clock.now(), time.monotonic()
         hints = [hint_from_wire(advisory, i, now) for i, advisory in enumerate(request.advisories)]
-        for placed, hint in enumerate(in_order(hints, now), 1):
-            self.reports.carry_out(self.control.advise(hint, now), now)
-            if placed % _HINTS_IN_A_ROW == 0:
+        ordered = in_order(hints, now)
+        for first in range(0, len(ordered), _HINTS_IN_A_ROW):
+            async with self._hinting:
+                for hint in ordered[first : first + _HINTS_IN_A_ROW]:
+                    self.reports.carry_out(self.control.advise(hint, now), now)
                 await asyncio.sleep(0)
         pending = [self.control.advisories.get(hint.session) for hint in hints]
         nodes = [

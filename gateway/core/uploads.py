@@ -16,6 +16,8 @@ REST_S, BEGIN_S, LEAST_BYTES_PER_S = 10.0, 20.0, 64 << 10
 MOST_UPLOADS, TENANT_SHARE = 16, 0.25
 #: Parts of a form, bytes of a field that is no file, bytes of a form beside its file, and characters of a file's name.
 MOST_PARTS, MOST_FIELD_BYTES, BESIDE_BYTES, MOST_NAME = 8, 1024, 16 << 10, 255
+#: Lines before the boundary that begins a form's first field, and of that field's headers.
+MOST_LINES_BEFORE = 64
 PURPOSE = "fine-tune"
 _SHOWN = 80
 

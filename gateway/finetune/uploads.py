@@ -9,9 +9,9 @@ import asyncio
 import errno
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
-from aiohttp import BodyPartReader, MultipartReader, hdrs, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, Unavailable, WrongMediaType
@@ -19,6 +19,7 @@ from gateway.core.shares import Shares
 from gateway.core.uploads import (
     BESIDE_BYTES,
     MOST_FIELD_BYTES,
+    MOST_LINES_BEFORE,
     MOST_PARTS,
     MOST_UPLOADS,
     TENANT_SHARE,
@@ -111,13 +112,15 @@ class _Upload:
                 self.files.give_up(self.tenant, self.file_id, self.content)
 
     async def _parts(self) -> None:
+        form = _Form(self.request.content)
         try:
-            reader = await self.request.multipart()
+            reader = MultipartReader(self.request.headers, cast(StreamReader, form))
         except _MALFORMED as e:
             raise _unreadable(e) from None
         seen: set[str] = set()
         for _ in range(MOST_PARTS + 1):
             part = await self._in_time(reader.next())
+            form.begun = True
             if part is None:
                 return
             if isinstance(part, MultipartReader):
@@ -173,6 +176,25 @@ class _Upload:
             raise BodyTooSlow("the upload did not arrive in time; send it at once") from None
         except _MALFORMED as e:
             raise _unreadable(e) from None
+
+
+class _Form:
+    """The body of a form. The reader skips what stands before its first field, a line at a time and without a pause;
+    here that is few lines (`MOST_LINES_BEFORE`)."""
+
+    def __init__(self, content: StreamReader) -> None:
+        self.begun = False
+        self._content, self._before = content, 0
+
+    async def readline(self, *, max_line_length: int | None = None) -> bytes:
+        """As `StreamReader.readline`. Raises InvalidRequest."""
+        self._before += not self.begun
+        if self._before > MOST_LINES_BEFORE:
+            raise InvalidRequest("the form does not begin with its boundary", code="invalid_body")
+        return await self._content.readline(max_line_length=max_line_length)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
 
 
 #: What aiohttp raises for a form that is none.

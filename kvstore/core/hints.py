@@ -3,6 +3,7 @@ it, and brings its cache into the arena."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
@@ -34,6 +35,7 @@ class Hints:
         self._node, self._index, self._sessions, self._loads, self._out = node, index, sessions, loads, out
         self._usefulness = usefulness
         self._last: dict[SessionKey, ev.Advised] = {}  #: by session, the latest hint
+        self._expiries: list[tuple[float, SessionKey]] = []
         self._again = Again()
         self._fetching: set[SessionKey] = set()  #: sessions whose manifest is being read from blob
         self._numbers = 0
@@ -55,6 +57,7 @@ class Hints:
             event.session, Advice(event.priority, arrival, event.now + event.lifetime_s, event.device)
         )
         self._last[event.session] = event
+        heapq.heappush(self._expiries, (event.now + event.lifetime_s, event.session))
         self._again.forget(event.session)
         if event.session in self._fetching:
             return
@@ -64,13 +67,20 @@ class Hints:
             self._bring(event)
 
     def turn_comes(self, session: SessionKey, sources: Sequence[str]) -> None:
-        """The session's request is here. If another node has served it, the manifest here may be outdated: read it."""
+        """The session's request is here, and its hint has ended. If another node has served it, the manifest here may
+        be outdated: read it."""
+        self.ended(session)
         if self._others(sources) and session not in self._fetching:
             self._fetch(session)
 
     def turn_begun(self, session: SessionKey) -> None:
         """The request's load has begun: the hint's load is cancelled."""
         self._end(session)
+
+    def ended(self, session: SessionKey) -> None:
+        """The session was used, which ends its hint."""
+        self._last.pop(session, None)
+        self._again.forget(session)
 
     def fetched(self, session: SessionKey, now: float) -> None:
         """The session's manifest has been read, if there is one."""
@@ -87,16 +97,16 @@ class Hints:
 
     def forget(self, session: SessionKey) -> None:
         """The hint was withdrawn, or the session erased."""
-        self._last.pop(session, None)
-        self._again.forget(session)
+        self.ended(session)
         self._end(session)
 
     def tick(self, now: float) -> None:
         """Time passed: drop expired hints, and retry loads that ended incomplete for lack of room, unless what hints
         bring is mostly evicted before it is taken."""
-        for session in [s for s in self._last if not self._sessions.live(s, now)]:
-            del self._last[session]
-            self._again.forget(session)
+        while self._expiries and self._expiries[0][0] <= now:
+            session = heapq.heappop(self._expiries)[1]
+            if not self._sessions.live(session, now):
+                self.ended(session)
         for session in self._loads.short:
             if session in self._last:
                 self._again.short(session, now)

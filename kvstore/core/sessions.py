@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container
 from dataclasses import dataclass
+from itertools import islice
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
@@ -16,6 +17,8 @@ from contracts.memory.victim_order import Standing, standing
 
 #: Seconds added to the last use when a later use has an earlier wall-clock time.
 _LATER_S = 1e-3
+#: Old uses that one `trim` looks at, so that it stays short with any number of sessions.
+_LOOKS = 16
 
 
 @dataclass(slots=True)
@@ -28,15 +31,22 @@ class Advice:
     device: int = 0
     invalidated: bool = False
 
+    def counts(self, now: float) -> bool:
+        """Whether it protects its session."""
+        return not self.invalidated and now < self.expires
+
 
 class Sessions:
-    """Advisories and last uses. `trim` forgets unknown sessions not seen for a day."""
+    """Advisories and last uses. `trim` forgets sessions of which nothing is known here: without a use as soon as their
+    advisory ends, with one a day after it. Its cost does not grow with the number of sessions: anybody can send hints.
+    """
 
     def __init__(self) -> None:
         self.advice: dict[SessionKey, Advice] = {}
         self.changed: dict[SessionKey, None] = {}  #: sessions whose standing may have changed; eviction.py clears it
-        self._last_use: dict[SessionKey, float] = {}
+        self._last_use: dict[SessionKey, float] = {}  #: in the order in which they became known
         self._expiries: list[tuple[float, SessionKey]] = []
+        self._ended: dict[SessionKey, None] = {}  #: sessions whose advisory may have ended since the last `trim`
 
     def advise(self, session: SessionKey, advice: Advice) -> None:
         """A hint came; it replaces the older one."""
@@ -47,7 +57,8 @@ class Sessions:
     def expire(self, now: float) -> None:
         """Add sessions whose advisory has expired to `changed`."""
         while self._expiries and self._expiries[0][0] <= now:
-            self.changed[heapq.heappop(self._expiries)[1]] = None
+            session = heapq.heappop(self._expiries)[1]
+            self.changed[session] = self._ended[session] = None
 
     def invalidate(self, session: SessionKey) -> None:
         """The advisory was withdrawn."""
@@ -56,18 +67,18 @@ class Sessions:
             self.advice[session] = Advice(0, float("inf"), float("-inf"), invalidated=True)
         else:
             advice.invalidated = True
-        self.changed[session] = None
+        self.changed[session] = self._ended[session] = None
 
     def used(self, session: SessionKey, now: float) -> None:
         """A request of the session came or ended; its advisory ends."""
-        self._last_use[session] = now
+        self._note(session, now)
         self.advice.pop(session, None)
         self.changed[session] = None
 
     def seen(self, session: SessionKey, last_use: float) -> None:
         """A manifest or a save shows a use, here or on another node."""
         if last_use > self._last_use.get(session, float("-inf")):
-            self._last_use[session] = last_use
+            self._note(session, last_use)
             self.changed[session] = None
 
     def forget(self, session: SessionKey) -> None:
@@ -79,25 +90,41 @@ class Sessions:
     def live(self, session: SessionKey, now: float) -> Advice | None:
         """The session's advisory, if it still counts."""
         advice = self.advice.get(session)
-        return advice if advice is not None and not advice.invalidated and now < advice.expires else None
+        return advice if advice is not None and advice.counts(now) else None
 
     def standing(self, session: SessionKey, now: float) -> Standing:
         """The session's standing in the victim order."""
         last_use = self._last_use.get(session, float("-inf"))
         advice = self.advice.get(session)
-        live = advice is not None and not advice.invalidated and now < advice.expires
+        live = advice is not None and advice.counts(now)
         return standing(None if advice is None else advice.priority, live, last_use)
 
     def trim(self, now: float, known: Container[SessionKey] = (), idle_s: float = 86_400.0) -> None:
-        """Forget advice that expired, and uses of sessions not in `known`, more than `idle_s` ago."""
-        for advice in self.advice.values():
-            advice.expires = now if advice.expires == float("-inf") else advice.expires
-        for session in [s for s, a in self.advice.items() if now > a.expires + idle_s]:
-            del self.advice[session]
-            self.changed[session] = None
-        for session in [s for s, t in self._last_use.items() if now > t + idle_s and s not in known]:
-            del self._last_use[session]
-            self.changed[session] = None
+        """Forget what is left of advisories and uses of sessions not in `known`: without a use once the advisory has
+        ended, else more than `idle_s` after the use. Looks at what ended since the last call and at few old uses."""
+        self.expire(now)
+        for session in self._ended:
+            advice = self.advice.get(session)
+            if advice is None or advice.counts(now) or session in self._last_use:
+                continue
+            if session in known:
+                self._note(session, float("-inf"))  # it goes with the others once nobody knows it
+            else:
+                del self.advice[session]
+                self.changed[session] = None
+        self._ended.clear()
+        for session, last_use in list(islice(self._last_use.items(), _LOOKS)):
+            if now <= last_use + idle_s:
+                break
+            advice = self.advice.get(session)
+            if session in known or (advice is not None and advice.counts(now)):
+                self._note(session, last_use)
+            else:
+                self.forget(session)
+
+    def _note(self, session: SessionKey, last_use: float) -> None:
+        self._last_use.pop(session, None)
+        self._last_use[session] = last_use
 
 
 def use_s(manifest: Manifest, known: Manifest | None) -> float:

@@ -283,6 +283,7 @@ class Store:
             self._out.append(do.Counted("late_turns"))
             return
         self.sessions.used(manifest.session, now)
+        self.hints.ended(manifest.session)
         known = self.index.manifests.get(manifest.session)
         life = self.life(manifest.session)
         self.index.set_manifest(replace(manifest, last_use_s=use_s(manifest, known), life=life))

@@ -129,6 +129,9 @@ async def test_a_file_that_is_too_large_is_refused_however_it_is_sent(t: Tuning)
     async with t.http.post(f"{t.url}/v1/files", data=pieces(), headers=said) as r:
         assert r.status == 413
 
+    status, error = await post(t, b"nothing of a form\r\n" * 100)
+    assert status == 400 and "begin with its boundary" in error["message"], "the rest is not read"
+
     async def preamble() -> AsyncIterator[bytes]:
         for _ in range(3000):
             yield b"nothing of a form\r\n" * 100

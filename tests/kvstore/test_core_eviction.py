@@ -18,6 +18,7 @@ from kvstore.core.index import Chunk, Index
 from kvstore.core.sessions import Advice, Sessions
 from kvstore.core.state import CopyState, PieceState
 
+UNUSED = Standing(Rank.UNADVISED, 0, float("-inf"))
 NOW = 1000.0
 
 
@@ -197,6 +198,32 @@ def test_an_advisory_protects_until_it_expires_is_invalidated_or_its_request_com
     assert sessions.standing(s, 62.0) == Standing(Rank.UNADVISED, 0, 61.0)
     sessions.invalidate(s)
     assert sessions.standing(s, 63.0).rank is Rank.DROPPED
+
+
+def test_hints_of_sessions_that_nobody_knows_leave_nothing():
+    sessions, unknown, known = Sessions(), SessionKey("t", "unknown"), SessionKey("t", "known")
+    for s in (unknown, known):
+        sessions.advise(s, Advice(priority=0, arrival=5.0, expires=60.0))
+    sessions.advise(withdrawn := SessionKey("t", "withdrawn"), Advice(priority=0, arrival=5.0, expires=1e9))
+    sessions.invalidate(withdrawn)
+    sessions.invalidate(SessionKey("t", "never hinted"))
+    sessions.trim(59.0, {known})
+    assert set(sessions.advice) == {unknown, known}
+    sessions.trim(61.0, {known})
+    assert set(sessions.advice) == {known}
+    assert sessions.standing(known, 61.0).rank is Rank.DROPPED
+    sessions.trim(62.0)
+    assert not sessions.advice, "the last that knew it is gone"
+
+
+def test_a_use_is_remembered_for_a_day_and_longer_while_the_session_is_known():
+    sessions, known = Sessions(), {SessionKey("t", f"{i}") for i in range(0, 100, 2)}
+    for i in range(100):
+        sessions.used(SessionKey("t", f"{i}"), float(i))
+    for _ in range(20):
+        sessions.trim(86_450.5, known)
+    kept = {s for s in (SessionKey("t", f"{i}") for i in range(100)) if sessions.standing(s, 86_451.0) != UNUSED}
+    assert kept == known | {SessionKey("t", f"{i}") for i in range(51, 100)}
 
 
 STEPS = st.lists(

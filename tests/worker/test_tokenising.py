@@ -83,3 +83,5 @@ def test_everything_that_is_read_counts() -> None:
     messages = [{"role": "user", "content": "four"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     chat = GenerateRequest("r", "t", "s", "m", Sampling(), messages=messages, tool_use=ToolUse("[" + "x" * 50 + "]"))
     assert size(chat) > 150
+    short = [{"role": "user", "content": "a"}] * 16_000
+    assert size(GenerateRequest("r", "t", "s", "m", Sampling(), messages=short)) > SMALL, "a template runs for each"

@@ -14,11 +14,14 @@ from typing import Any, TypeVar
 from contracts.context import text_bytes
 from contracts.errors import Unavailable
 from contracts.request import GenerateRequest
+from runtime import niceness
 from runtime.turns import Turns
 
 T = TypeVar("T")
 #: Largest small prompt, in bytes of text or token ids.
 SMALL = 64 << 10
+#: What a message costs beside its text, in bytes of text: a template runs for each.
+_MESSAGE = 64
 #: Threads for small and for large prompts, each, and limit of a tenant's waiting prompts.
 _THREADS, WAITING = 2, 4096
 
@@ -26,8 +29,8 @@ _THREADS, WAITING = 2, 4096
 class _Lane:
     """A pool of threads with a queue per tenant. One event loop."""
 
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
+    def __init__(self, name: str, nice: int = 0) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, name, niceness.step_back, (nice,))
         self._turns: Turns[tuple[Callable[[], Any], asyncio.Future[Any]]] = Turns(_THREADS, _THREADS - 1, WAITING)
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
@@ -68,7 +71,7 @@ class Tokenising:
 
     def __init__(self) -> None:
         self._small = _Lane("tokenise")
-        self._large = _Lane("tokenise-large")
+        self._large = _Lane("tokenise-large", niceness.TOKENISER)
 
     async def run(self, tenant: str, amount: int, work: Callable[[], T]) -> T:
         """Runs `work` on a prompt of about `amount` bytes of text or token ids. Raises Unavailable when too many of the
@@ -83,7 +86,7 @@ class Tokenising:
 
 
 def size(request: GenerateRequest) -> int:
-    """Approximate size of a request's prompt: bytes of text, or number of token ids."""
+    """About the work of a request's prompt, in bytes of text, or its number of token ids."""
     if request.prompt_tokens is not None:
         return len(request.prompt_tokens)
     if request.prompt is not None:
@@ -94,4 +97,4 @@ def size(request: GenerateRequest) -> int:
 
 def _message_size(message: dict[str, Any]) -> int:
     content, calls = message.get("content"), message.get("tool_calls")
-    return (text_bytes(content) if isinstance(content, str) else 0) + (len(str(calls)) if calls else 0)
+    return _MESSAGE + (text_bytes(content) if isinstance(content, str) else 0) + (len(str(calls)) if calls else 0)
