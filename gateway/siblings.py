@@ -2,7 +2,7 @@
 can answer `/metrics` for all.
 
 They use sockets in Linux's abstract namespace. Like the shared port, these belong to the network namespace; they need
-no folder and end with their process. They reveal only what `/metrics` shows anyway.
+no folder and end with their process. Another user's process is neither answered nor asked (`runtime.same_machine`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from runtime import same_machine, telemetry
 from runtime.telemetry import metrics_text
 
+log = telemetry.logger("gateway")
 ANSWER_TIMEOUT_S = 2.0
 #: The pause after a page, as a multiple of the time that it took.
 PAUSE_TIMES = 4.0
@@ -38,12 +40,18 @@ class Siblings:
 
     async def open(self) -> None:
         """Serve this process's metrics to the others, if there are any. Raises OSError when another process has this
-        number."""
-        if self.count > 1:
-            try:
-                self._listening = await asyncio.start_unix_server(_tell, self._name(self.number))
-            except OSError as e:
-                raise OSError(f"process {self.number} of the gateway at port {self._port} runs already ({e})") from None
+        number. If another user has taken its name, others miss this process's metrics, and no more."""
+        if self.count == 1:
+            return
+        name = self._name(self.number)
+        found = same_machine.listening(name)
+        if found is not None:
+            self._listening = await asyncio.start_unix_server(_tell, sock=found[0])
+        elif (other := await asyncio.to_thread(same_machine.connected, name, ANSWER_TIMEOUT_S)) is not None:
+            other.close()
+            raise OSError(f"process {self.number} of the gateway at port {self._port} runs already")
+        else:
+            log.warning("another user has the socket for this process's metrics", socket=name)
 
     def close(self) -> None:
         """Stop serving them."""
@@ -82,26 +90,30 @@ class Siblings:
         return await asyncio.to_thread(merged, {str(n): found[n] for n in sorted(found)})
 
     async def _ask(self, number: int) -> bytes:
-        with contextlib.suppress(OSError, TimeoutError):
+        asking = await asyncio.to_thread(same_machine.connected, self._name(number), ANSWER_TIMEOUT_S)
+        if asking is None:
+            return b""
+        loop, text = asyncio.get_running_loop(), bytearray()
+        with asking, contextlib.suppress(OSError, TimeoutError):
+            asking.setblocking(False)
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                # libuv cannot connect to abstract names.
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-                    asking.setblocking(False)
-                    loop, text = asyncio.get_running_loop(), bytearray()
-                    await loop.sock_connect(asking, self._name(number))
-                    while piece := await loop.sock_recv(asking, 1 << 16):
-                        text += piece
-                    return bytes(text)
+                while piece := await loop.sock_recv(asking, 1 << 16):
+                    text += piece
+                return bytes(text)
         return b""
 
     def _name(self, number: int) -> str:
-        return f"\0upbeat-gateway-{os.getuid()}-{self._port}-{number}"
+        return f"upbeat-gateway-{os.getuid()}-{self._port}-{number}"
 
 
 async def _tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
-        writer.write(await asyncio.to_thread(metrics_text))
-        await writer.drain()
+        # uvloop's socket cannot say who is at its other side.
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as connection:
+            own = same_machine.is_own(connection)
+        if own:
+            writer.write(await asyncio.to_thread(metrics_text))
+            await writer.drain()
     writer.close()
 
 

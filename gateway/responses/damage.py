@@ -15,6 +15,14 @@ def _aside(path: Path) -> list[Path]:
     return [path.with_name(f"{path.name}{tail}.damaged") for tail in _TAILS]
 
 
+def delete(path: Path) -> int:
+    """Delete a database and its companions; how many files there were. Raises OSError when one cannot be deleted."""
+    found = [file for tail in _TAILS if (file := path.with_name(path.name + tail)).exists()]
+    for file in found:
+        file.unlink(missing_ok=True)
+    return len(found)
+
+
 def put_aside(path: Path) -> None:
     """Rename a database and its companions."""
     for tail, aside in zip(_TAILS, _aside(path), strict=True):

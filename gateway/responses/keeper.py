@@ -248,7 +248,11 @@ class Keeper:
 
     async def watch(self) -> None:
         """Delete what has expired, stop what another process has cancelled, and end what nobody runs any more; for
-        ever."""
+        ever. Where nothing is stored, delete what was stored before."""
+        if not self.on:
+            with contextlib.suppress(Unavailable):
+                if await self._own(self._store.remove):
+                    log.warning("gateway.responses_keep_s is 0: the responses that were stored before are deleted")
         swept_s = beaten_s = -math.inf
         expired = False
         while self.on:

@@ -140,6 +140,11 @@ class Store:
             self._db.close()
             self._db = None
 
+    def remove(self) -> bool:
+        """Delete the database, also a damaged one; whether there was one. Raises OSError."""
+        self.close()
+        return bool(damage.delete(self._path) + damage.drop(self._path, math.inf, "responses are not stored any more"))
+
     def start_again(self) -> None:
         """Put a damaged database aside and begin with an empty one, unless another process has done so."""
         with contextlib.suppress(sqlite3.Error):

@@ -3,9 +3,9 @@
 Only ranges leased to the reader are served, and lengths are checked before anything is sent or read. Threads and
 blocking sockets on both sides: bytes move between socket and arena without passing through Python objects.
 
-On one machine a Unix socket serves processes of the same user (same_machine.py). Beyond it, over TCP: where the process
-has a certificate, both sides use TLS; the reader must be the node that the lease is for, and the owner the node that is
-asked.
+On one machine a Unix socket serves processes of the same user (`runtime.same_machine`). Beyond it, over TCP: where the
+process has a certificate, both sides use TLS; the reader must be the node that the lease is for, and the owner the node
+that is asked.
 
 Request: magic, length of the lease name, number of ranges; the name; (offset, length) per range. Answer: one status
 byte (1: the bytes follow, 0: refused).
@@ -27,9 +27,9 @@ from typing import Any
 from contracts import identity
 from contracts.identity import Role, identity_of
 from kvstore.metrics import log
-from kvstore.tiers import same_machine
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
+from runtime import same_machine
 from runtime.handshakes import refused
 from storelink import credentials
 

@@ -152,6 +152,24 @@ def test_each_may_do_what_its_role_and_name_allow(
     assert calls(config, fleet, who, method, *requests) == "PERMISSION_DENIED"
 
 
+def test_only_a_gateways_fine_tuning_has_to_stay_in_its_folder(config: Config, stack: Stack, fleet: Path) -> None:
+    settings = scheduler_pb2.FinetuneSettings(
+        rank=8, alpha=16, learning_rate=1e-4, epochs=1, batch_size=1, max_tokens=64, checkpoint_every=9
+    )
+    job = scheduler_pb2.FinetuneJob(
+        id="ftjob-00000001", suffix="a", model="nobodys", data="/d.jsonl", out="/etc/out", settings=settings
+    )
+    told = {}
+    for who in (GATEWAY, OPERATOR):
+        own = Credentials(fleet / str(who))
+        with blocking_channel(config.scheduler_addresses[0], SCHEDULER, own) as channel:
+            with pytest.raises(grpc.RpcError) as refused:
+                SchedulerStub(channel).SubmitFinetune(job, timeout=10)
+            told[who] = refused.value.details()
+    assert "a gateway's job writes in" in told[GATEWAY]
+    assert "no node serves the model" in told[OPERATOR]
+
+
 def test_a_refusal_is_counted_and_logged_once_and_nobodys_place_is_taken(
     stack: Stack, config: Config, fleet: Path
 ) -> None:

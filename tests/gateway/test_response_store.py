@@ -165,6 +165,20 @@ async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
     await made.close()
 
 
+async def test_a_store_that_is_turned_off_is_deleted(tmp_path: Path) -> None:
+    before = keeper(tmp_path)
+    assert await before.put(response())
+    await before.close()
+    folder = tmp_path / "responses"
+    for tail in ("", "-wal"):
+        (folder / f"responses.db{tail}.damaged").write_bytes(b"text")
+    off = keeper(tmp_path, keep_s=0)
+    await off.watch()
+    assert not list(folder.glob("responses.db*"))
+    await off.watch()  # nothing is there: nothing happens
+    await off.close()
+
+
 def test_what_a_request_names_is_not_read_beyond_its_bytes(store: Store) -> None:
     made = [response(size=10_000) for _ in range(3)]
     for one in made:

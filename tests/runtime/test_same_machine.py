@@ -1,4 +1,4 @@
-"""The Unix socket between stores of one machine: no other user reads through it, or answers in a store's place."""
+"""The Unix socket between processes of one user: no other user reads through it, or answers in their place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from kvstore.tiers import same_machine
+from runtime import same_machine
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Sockets between processes of one user on one machine: as safe as TLS there, and without its cost.
 
-An abstract Unix socket has a random name and no file. Both sides ask the kernel for the other's user (SO_PEERCRED), so
-another user who learns or takes the name gets nothing.
+An abstract Unix socket has a name and no file. Both sides ask the kernel for the other's user (SO_PEERCRED), so another
+user who learns or takes the name gets nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ _CREDENTIALS = struct.Struct("iII")
 _NAME_LENGTH = 100
 
 
-def listening() -> tuple[socket.socket, str] | None:
-    """A socket that listens, and the name by which `connected` reaches it; None where the system has none."""
+def listening(name: str = "") -> tuple[socket.socket, str] | None:
+    """A socket that listens, and the name by which `connected` reaches it; None where the system has none, or somebody
+    has the name. name: a random one unless given."""
     if sys.platform != "linux":
         return None
-    name = f"upbeat-{secrets.token_hex(16)}"
+    name = name or f"upbeat-{secrets.token_hex(16)}"
     made = socket.socket(socket.AF_UNIX)
     try:
         made.bind("\0" + name)
