@@ -23,6 +23,7 @@ from gateway.openai.inputs import MAX_PROMPTS
 from gateway.openai.token_requests import TokenKind, TokensAsked
 from gateway.parts import PARTS, Parts
 from gateway.translating import MessageAsked, NeedsStored, ResponseAsked
+from gateway.whole_answers import TENANT
 
 #: Where Anthropic's clients put a key, and a header that they always send.
 _KEY_HEADER, _VERSION_HEADER = "X-Api-Key", "Anthropic-Version"
@@ -71,7 +72,9 @@ def caller_of(request: web.Request) -> Caller:
         assert credential is not None
         parts.browser_tokens.read(credential, parts.clock.wall())
         raise Forbidden("a browser token may advise and invalidate, nothing else", code="client_secret_scope")
-    return parts.keys.caller(credential)
+    caller = parts.keys.caller(credential)
+    request[TENANT] = caller.tenant
+    return caller
 
 
 def query_caller_of(request: web.Request) -> Caller:

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from contracts.errors import RequestError, Unavailable
+from contracts.errors import RequestError
 from contracts.request import Output
 from gateway import metrics, sse, timing
 from gateway.answering import Answering
@@ -26,7 +26,7 @@ from gateway.core.seeds import SEED_MASK, choice_seed
 from gateway.core.turn_times import TurnTimes, server_timing
 from gateway.entering import entered
 from gateway.envelope import route_name
-from gateway.generate import ChoiceCall, Generation, Job, unknown_model
+from gateway.generate import ChoiceCall, Generation, Job, check_model
 from gateway.inline_hints import InlineHints
 from gateway.intake import pinned_node
 from gateway.openai.asked import Asked, Prompt
@@ -57,13 +57,10 @@ class Part:
 def new_job(
     request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, session: Resolved, request_id: str
 ) -> Job:
-    """The job of one prompt, shared by its choices. request_id: unique. Raises NotFound for an unknown model,
-    Unavailable while no fleet is known, and what `pinned_node` and `hop_of` raise."""
+    """The job of one prompt, shared by its choices. request_id: unique. Raises what `check_model`, `pinned_node`
+    and `hop_of` raise."""
     parts = request.app[PARTS]
-    if not parts.fleet.knows_model(asked.model):
-        if parts.fleet.view is None:
-            raise Unavailable("no scheduler has answered yet; try again in a moment")
-        raise unknown_model(asked.model)
+    check_model(parts.fleet, asked.model)
     base = parts.fleet.base_of(asked.model)
     sampling = asked.sampling
     if sampling.seed is None:
