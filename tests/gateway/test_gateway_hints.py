@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from gateway_fakes import MODEL, Stack, stack, until
 
+from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 
 KEYS = [{"key": "key-of-acme", "tenant": "acme", "max_priority": 0}, {"key": "key-of-blue", "tenant": "blue"}]
@@ -99,6 +100,22 @@ async def test_an_invalidation_comes_after_the_advisory_it_takes_back(s: Stack) 
 async def test_a_wrong_invalidation_is_refused(s: Stack, body: dict[str, Any]) -> None:
     status, answer, _ = await s.post("/v1/invalidate", body)
     assert status == 400 and answer["error"]["param"]
+
+
+async def test_a_tenant_that_takes_back_every_hint_does_not_delay_another_ones() -> None:
+    async with stack(api_keys=KEYS) as s:
+        parts = s.gateway.parts
+        assert parts is not None
+        for number in range(300):
+            session = common_pb2.Session(tenant="acme", session_id=f"s{number}")
+            parts.hints.advise([common_pb2.Advisory(session=session)])
+            parts.hints.invalidate(pb.InvalidateRequest(session=session))
+        parts.hints.advise([common_pb2.Advisory(session={"tenant": "blue", "session_id": "s"})])
+        async with asyncio.timeout(5):
+            while not any(one.session.tenant == "blue" for one in s.scheduler.advised):
+                s.scheduler.told.clear()
+                await s.scheduler.told.wait()
+        assert len(s.scheduler.invalidated) <= 5
 
 
 async def test_hints_over_the_limit_are_told_when_to_come_back() -> None:
