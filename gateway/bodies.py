@@ -164,6 +164,13 @@ class Bodies:
             raise _no_room()
         request[_HELD] = (pool, owner, amount)
 
+    def hold_more(self, request: web.Request, amount: int) -> None:
+        """Hold `amount` bytes more, of an answer that is made. Raises Unavailable when not enough is free."""
+        pool, owner, held = request[_HELD]
+        if not pool.shares.take(owner, amount):
+            raise _no_room()
+        request[_HELD] = (pool, owner, held + amount)
+
     @contextlib.contextmanager
     def sending(self, tenant: str, amount: int) -> Iterator[None]:
         """Hold an answer of `amount` bytes of the tenant's while it is sent; one that is larger than the tenant's share
