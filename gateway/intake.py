@@ -79,12 +79,18 @@ def caller_of(request: web.Request) -> Caller:
 
 def query_caller_of(request: web.Request) -> Caller:
     """The caller of a route that is neither for text nor a hint. Raises what `caller_of` raises, and Limited."""
-    parts, caller = request.app[PARTS], caller_of(request)
-    if wait_s := parts.queries.take(caller.tenant, 1, parts.clock.now()):
+    caller = caller_of(request)
+    charge_queries(request, caller, 1)
+    return caller
+
+
+def charge_queries(request: web.Request, caller: Caller, count: int) -> None:
+    """Take so many from the tenant's queries. Raises Limited."""
+    parts = request.app[PARTS]
+    if wait_s := parts.queries.take(caller.tenant, count, parts.clock.now()):
         LIMITED.labels("queries").inc()
         limit = f"{parts.queries.per_s:g} queries a second (gateway.max_queries_per_s)"
         raise Limited(f"more than {limit}; try again in {max(wait_s, 0.1):.1f} s", wait_s)
-    return caller
 
 
 def server_caller_of(request: web.Request, *, counted: bool = True) -> Caller:
