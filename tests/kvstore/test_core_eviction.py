@@ -216,6 +216,27 @@ def test_hints_of_sessions_that_nobody_knows_leave_nothing():
     assert not sessions.advice, "the last that knew it is gone"
 
 
+def test_hints_renewed_without_end_leave_few_expiries():
+    sessions, s = Sessions(), SessionKey("t", "s")
+    for i in range(20_000):
+        sessions.advise(s, Advice(priority=0, arrival=5.0, expires=1e5 + i))
+    assert len(sessions._expiries) < 5000
+    sessions.expire(2e5)
+    assert s in sessions.changed
+
+
+def test_many_advisories_that_expire_together_end_in_parts():
+    sessions = Sessions()
+    for i in range(2500):
+        sessions.advise(SessionKey("t", f"{i}"), Advice(priority=0, arrival=5.0, expires=60.0))
+    sessions.changed.clear()
+    sessions.expire(61.0)
+    assert len(sessions.changed) == 1000
+    sessions.expire(61.0)
+    sessions.expire(61.0)
+    assert len(sessions.changed) == 2500
+
+
 def test_a_use_is_remembered_for_a_day_and_longer_while_the_session_is_known():
     sessions, known = Sessions(), {SessionKey("t", f"{i}") for i in range(0, 100, 2)}
     for i in range(100):
