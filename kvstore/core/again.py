@@ -7,10 +7,13 @@ then after twice as long each time, up to `MOST_S`. `hints` skips retries while 
 from __future__ import annotations
 
 from collections.abc import Set
+from itertools import islice
 
 from contracts.ids import SessionKey
 
 PAUSE_S, MOST_S = 0.25, 4.0
+#: Most loads retried at a time: each costs its session's length. The others stay due, before those cut later.
+MOST_AT_ONCE = 16
 
 
 class Again:
@@ -42,8 +45,8 @@ class Again:
         self._due_s.pop(session, None)
 
     def due(self, now: float) -> list[SessionKey]:
-        """Remove and return the sessions to retry now, in the order in which they were cut."""
-        due = [session for session, due_s in self._due_s.items() if due_s <= now]
+        """Remove and return the sessions to retry now, in the order in which they were cut, at most `MOST_AT_ONCE`."""
+        due = list(islice((session for session, due_s in self._due_s.items() if due_s <= now), MOST_AT_ONCE))
         for session in due:
             del self._due_s[session]
         return due
