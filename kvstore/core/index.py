@@ -318,24 +318,28 @@ class Index:
         """What the tier ("dram", "ssd", "blob") holds of these chunks."""
         answer = Residency()
         whole: list[bool] = []
-        tokens = 0
+        complete: Counter[int] = Counter()  # number of layers -> number of whole chunks
+        tokens = most_layers = 0
         for key in keys:
             chunk = self.chunks.get(key)
             if chunk is None:
                 whole.append(False)
                 continue
             layers, tokens = chunk.shape.layers, chunk.shape.chunk_tokens
-            if len(answer.layer_chunks) < layers:
-                answer.layer_chunks += [0] * (layers - len(answer.layer_chunks))
-            present: Collection[int] = ()
-            if chunk.complete if tier == "dram" else getattr(chunk, tier) is CopyState.PRESENT:
-                present = range(layers)
+            if layers > most_layers:
+                answer.layer_chunks += [0] * (layers - most_layers)
+                most_layers = layers
+            whole.append(chunk.complete if tier == "dram" else getattr(chunk, tier) is CopyState.PRESENT)
+            if whole[-1]:
+                complete[layers] += 1
+                answer.bytes += chunk.shape.chunk_bytes
             elif tier == "dram" and chunk.ready:
-                present = [layer for layer, state in enumerate(chunk.states) if state is PieceState.READY]
-            for layer in present:
-                answer.layer_chunks[layer] += 1
-            answer.bytes += len(present) * chunk.shape.piece_bytes
-            whole.append(len(present) == layers)
+                answer.bytes += chunk.ready * chunk.shape.piece_bytes
+                for layer, state in enumerate(chunk.states):
+                    answer.layer_chunks[layer] += state is PieceState.READY
+        for layers, count in complete.items():
+            for layer in range(layers):
+                answer.layer_chunks[layer] += count
         answer.tokens = leading(whole) * tokens
         return answer
 
