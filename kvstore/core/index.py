@@ -62,6 +62,7 @@ class Index:
         self.named: Counter[tuple[str, bytes]] = Counter()
         self.named_chunks: Counter[bytes] = Counter()  #: fingerprint -> number of named chunks
         self.unnamed: dict[bytes, int] = {}  #: unnamed chunks on the SSD -> number of sweeps that found them so
+        self.loosened: dict[bytes, None] = {}  #: doomed chunks that may be less in use; erasure.py clears it
         self._alone: dict[SessionKey, tuple[SessionKey]] = {}
         self._perhaps_empty: set[bytes] = set()
 
@@ -84,6 +85,7 @@ class Index:
             chunk.offsets = [-1] * layers
             chunk.sums = [0] * layers
             self.resident[chunk.key] = chunk
+        self.loosen(chunk)
         old = chunk.states[layer]
         chunk.states[layer] = move(PIECE_MOVES, old, new)
         if new in WITH_SLOT:
@@ -115,6 +117,7 @@ class Index:
         if old is new:
             return
         move(COPY_MOVES, old, new)
+        self.loosen(chunk)
         setattr(chunk, tier, new)
         chunk.set_sums(tier, sums if new is CopyState.PRESENT else ())
         if tier == "ssd":
@@ -178,6 +181,11 @@ class Index:
             if chunk is not None and chunk.idle and chunk.ssd in gone and chunk.blob in gone:
                 del self.chunks[key]
         self._perhaps_empty.clear()
+
+    def loosen(self, chunk: Chunk) -> None:
+        """Something of the chunk may no longer be in use."""
+        if chunk.doomed:
+            self.loosened[chunk.key] = None
 
     def _touch(self, key: bytes) -> None:
         self.dirty.update(self.names.get(key, ()))
@@ -316,32 +324,26 @@ class Index:
 
     def residency(self, keys: Sequence[bytes], tier: str) -> Residency:
         """What the tier ("dram", "ssd", "blob") holds of these chunks."""
-        answer = Residency()
         whole: list[bool] = []
         complete: Counter[int] = Counter()  # number of layers -> number of whole chunks
-        tokens = most_layers = 0
+        partial: Counter[int] = Counter()  # layer -> number of other chunks that have it
+        tokens = size = 0
         for key in keys:
             chunk = self.chunks.get(key)
             if chunk is None:
                 whole.append(False)
                 continue
-            layers, tokens = chunk.shape.layers, chunk.shape.chunk_tokens
-            if layers > most_layers:
-                answer.layer_chunks += [0] * (layers - most_layers)
-                most_layers = layers
             whole.append(chunk.complete if tier == "dram" else getattr(chunk, tier) is CopyState.PRESENT)
+            complete[chunk.shape.layers] += whole[-1]
+            tokens = chunk.shape.chunk_tokens
             if whole[-1]:
-                complete[layers] += 1
-                answer.bytes += chunk.shape.chunk_bytes
+                size += chunk.shape.chunk_bytes
             elif tier == "dram" and chunk.ready:
-                answer.bytes += chunk.ready * chunk.shape.piece_bytes
-                for layer, state in enumerate(chunk.states):
-                    answer.layer_chunks[layer] += state is PieceState.READY
-        for layers, count in complete.items():
-            for layer in range(layers):
-                answer.layer_chunks[layer] += count
-        answer.tokens = leading(whole) * tokens
-        return answer
+                size += chunk.ready * chunk.shape.piece_bytes
+                partial.update(layer for layer, state in enumerate(chunk.states) if state is PieceState.READY)
+        most = range(max(complete, default=0))
+        by_layer = [partial[i] + sum(count for layers, count in complete.items() if i < layers) for i in most]
+        return Residency(by_layer, leading(whole) * tokens, size)
 
     def held(self, session: SessionKey) -> tuple[int, int, int]:
         """Of the session: (tokens of the leading chunks on this node, of those wholly in the arena, bytes here). Of a
