@@ -13,32 +13,25 @@ A node may know millions of chunks, so equal objects are shared (shapes, keys, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Container, Iterable
+from dataclasses import replace
 
 from contracts.ids import SessionKey
-from contracts.kv import KvShape, Manifest, leading
+from contracts.kv import KvShape, Manifest
 from kvstore.core.chunk import NO_NUMBERS, NO_STATES, UNREAD, Chunk, stored_bytes
 from kvstore.core.state import COPY_MOVES, PIECE_MOVES, CopyState, PieceState, move
 
-__all__ = ["WITH_SLOT", "Chunk", "Index", "Residency"]
+__all__ = ["WITH_SLOT", "Chunk", "Index"]
 
 #: States of copies that take room on the SSD.
 _STORED = (CopyState.PRESENT, CopyState.WAITING)
 WITH_SLOT = (PieceState.LOADING, PieceState.SAVING, PieceState.READY)
 #: Manifests are trimmed when there are 1 / _TRIM_SHARE more than the limit.
 _TRIM_SHARE = 16
+#: A chunk that more sessions name is not ranked by all of them each time (eviction.py).
+MANY_NAMES = 256
 #: Most former chunks kept in a manifest, the latest.
 MOST_FORMER = 512
-
-
-@dataclass(slots=True)
-class Residency:
-    """How much of one session one tier holds (contracts: TierResidency)."""
-
-    layer_chunks: list[int] = field(default_factory=list)
-    tokens: int = 0
-    bytes: int = 0
 
 
 class Index:
@@ -55,6 +48,7 @@ class Index:
         self.names: dict[bytes, Collection[SessionKey]] = {}
         self.dirty: set[SessionKey] = set()
         self.stirred: dict[bytes, None] = {}  #: resident chunks whose victim key may have changed
+        self.joined: dict[SessionKey, None] = {}  #: sessions that name a chunk of many since; eviction.py clears it
         self.ssd_bytes = 0  #: raw bytes of the chunks on the SSD
         self.ssd_stored_bytes = 0  #: bytes of its files, including those being written
         self.ssd_chunks: Counter[SessionKey] = Counter()  #: by session, number of its chunks on the SSD
@@ -103,7 +97,7 @@ class Index:
         else:
             return
         self._touch(chunk.key)
-        self._stir_key(chunk.key)
+        self.stir_key(chunk.key)
 
     def set_copy(
         self, chunk: Chunk, tier: str, new: CopyState, sums: tuple[int, ...] = (), encoded_bytes: int = 0
@@ -127,7 +121,7 @@ class Index:
             if new in (CopyState.PRESENT, CopyState.ABSENT):
                 chunk.backed = int(new is CopyState.PRESENT)
         self._touch(chunk.key)
-        self._stir_key(chunk.key)
+        self.stir_key(chunk.key)
         self._perhaps_empty.add(chunk.key)
 
     def add_listed(self, shape: KvShape, keys: Iterable[bytes]) -> None:
@@ -190,12 +184,15 @@ class Index:
     def _touch(self, key: bytes) -> None:
         self.dirty.update(self.names.get(key, ()))
 
-    def stir(self, session: SessionKey) -> None:
-        """The session's standing has changed."""
-        for key in self._named_by(session):
-            self._stir_key(key)
+    def stir(self, session: SessionKey) -> Collection[bytes]:
+        """The session's standing has changed. Returns the chunks that it names."""
+        keys = self._named_by(session)
+        for key in keys:
+            self.stir_key(key)
+        return keys
 
-    def _stir_key(self, key: bytes) -> None:
+    def stir_key(self, key: bytes) -> None:
+        """The victim key of the chunk may have changed."""
         if key in self.resident:
             self.stirred[key] = None
 
@@ -275,7 +272,7 @@ class Index:
         return named | self.claims.get(session, {})
 
     def _name(self, session: SessionKey, key: bytes, fingerprint: bytes, chunk: Chunk | None) -> None:
-        self._stir_key(key)
+        self.stir_key(key)
         sessions = self.names.get(key)
         if sessions is None:
             alone = self._alone.get(session)
@@ -291,6 +288,8 @@ class Index:
             return
         elif isinstance(sessions, set):
             sessions.add(session)
+            if len(sessions) > MANY_NAMES:
+                self.joined[session] = None
         else:
             self.names[key] = {*sessions, session}
         if chunk is not None and chunk.ssd is CopyState.PRESENT:
@@ -302,7 +301,7 @@ class Index:
             sessions = self.names.get(key, ())
             if session not in sessions:
                 continue
-            self._stir_key(key)
+            self.stir_key(key)
             chunk = self.chunks.get(key)
             on_ssd = chunk is not None and chunk.ssd is CopyState.PRESENT
             if on_ssd:
@@ -321,29 +320,6 @@ class Index:
         return orphans
 
     # ---- questions
-
-    def residency(self, keys: Sequence[bytes], tier: str) -> Residency:
-        """What the tier ("dram", "ssd", "blob") holds of these chunks."""
-        whole: list[bool] = []
-        complete: Counter[int] = Counter()  # number of layers -> number of whole chunks
-        partial: Counter[int] = Counter()  # layer -> number of other chunks that have it
-        tokens = size = 0
-        for key in keys:
-            chunk = self.chunks.get(key)
-            if chunk is None:
-                whole.append(False)
-                continue
-            whole.append(chunk.complete if tier == "dram" else getattr(chunk, tier) is CopyState.PRESENT)
-            complete[chunk.shape.layers] += whole[-1]
-            tokens = chunk.shape.chunk_tokens
-            if whole[-1]:
-                size += chunk.shape.chunk_bytes
-            elif tier == "dram" and chunk.ready:
-                size += chunk.ready * chunk.shape.piece_bytes
-                partial.update(layer for layer, state in enumerate(chunk.states) if state is PieceState.READY)
-        most = range(max(complete, default=0))
-        by_layer = [partial[i] + sum(count for layers, count in complete.items() if i < layers) for i in most]
-        return Residency(by_layer, leading(whole) * tokens, size)
 
     def held(self, session: SessionKey) -> tuple[int, int, int]:
         """Of the session: (tokens of the leading chunks on this node, of those wholly in the arena, bytes here). Of a

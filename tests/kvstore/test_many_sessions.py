@@ -23,8 +23,9 @@ from contracts.v1 import kvstore_pb2 as pb
 from kvstore import upkeep
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
-from kvstore.core.index import Index, Residency
+from kvstore.core.index import Index
 from kvstore.core.named import Named
+from kvstore.core.residency import Residency, residency
 from kvstore.core.state import CopyState, PieceState
 from kvstore.core.store import Store
 from kvstore.members import Members
@@ -162,10 +163,10 @@ def test_a_tiers_holdings_are_counted_by_layer() -> None:
             for state in (PieceState.QUEUED, PieceState.LOADING, PieceState.READY):
                 index.set_piece(chunk, layer, state, layer)
         index.set_copy(chunk, "ssd", CopyState.PRESENT)
-    assert index.residency(keys, "dram") == Residency([4, 2, 2], 32, 8 * shape.piece_bytes)
-    assert index.residency(keys, "ssd") == Residency([4, 4, 4], 64, 4 * shape.chunk_bytes)
-    assert index.residency(keys, "blob") == Residency([0, 0, 0], 0, 0)
-    assert index.residency(keys[4:], "dram") == Residency()
+    assert residency(index.chunks, keys, "dram") == Residency([4, 2, 2], 32, 8 * shape.piece_bytes)
+    assert residency(index.chunks, keys, "ssd") == Residency([4, 4, 4], 64, 4 * shape.chunk_bytes)
+    assert residency(index.chunks, keys, "blob") == Residency([0, 0, 0], 0, 0)
+    assert residency(index.chunks, keys[4:], "dram") == Residency()
 
 
 @pytest.mark.slow
