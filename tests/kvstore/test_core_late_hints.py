@@ -16,6 +16,7 @@ from kvstore.core.fetches import RUNNING_LIMIT
 from kvstore.core.prefetch import rank
 from kvstore.core.rates import SSD
 from kvstore.core.store import Store
+from kvstore.core.usefulness import Usefulness
 from kvstore.directory import _advised
 
 SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 128, 64, "float32")  # pieces of 128 KiB, each of a band and a read of its own
@@ -155,3 +156,19 @@ def test_hints_that_expire_together_end_over_several_ticks_though_nothing_else_n
         left.append(len(store.hints.sessions))
         store.handle(ev.Tick(62.0))
     assert left == [1500, 500] and not store.hints.sessions
+
+
+def test_a_hint_given_again_and_again_costs_a_look_at_each_chunk_that_is_here_and_not_at_each_piece(store, monkeypatch):
+    assert order(store, hint(store, "large", 1.0))
+    looks, found = [0], Usefulness.found
+
+    def counted(self, *args):
+        looks[0] += 1
+        found(self, *args)
+
+    monkeypatch.setattr(Usefulness, "found", counted)
+    for _ in range(5):
+        store.handle(ev.Invalidated(key("large"), 1.0))
+        out = store.handle(ev.Advised(key("large"), 0, 1.0, 60.0, (), 1.0))
+        assert [i.keys for i in out if isinstance(i, do.Offer)] == [tuple(KEYS["large"])]
+    assert not looks[0]
