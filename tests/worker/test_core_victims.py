@@ -13,7 +13,8 @@ from contracts.memory.layer_bands import BANDS, layers_of
 from contracts.memory.victim_order import Rank, VictimKey, victim_key
 from tests.worker.test_core_hbm import LAYERS, A, B, C, cached, here, make
 from worker.core.block import Block, SaveState
-from worker.core.hbm import MOST_OWNERS, HbmCache
+from worker.core.hbm import HbmCache
+from worker.core.owners import MOST_OWNERS
 from worker.core.prefetch import Offer, in_order
 from worker.core.standings import MOST_SESSIONS, Standings
 from worker.core.victims import KEPT_S, victims, within_parts
