@@ -285,7 +285,7 @@ class EngineCore:
         blocks = (index.get(key) for key in event.keys)
         ready = np.array([none if b is None else b.ready for b in blocks], bool).reshape(-1, shape.layers)
         per_layer = ready.sum(axis=0, dtype=int).tolist()
-        tokens = leading(bool(each) for each in ready.all(axis=1)) * shape.chunk_tokens
+        tokens = leading(bool(each.all()) for each in ready) * shape.chunk_tokens
         return do.HbmHolds(event.query_id, per_layer, tokens, sum(per_layer) * shape.piece_bytes)
 
     # ---- after a step ------------------------------------------------------------------------------------------
