@@ -189,7 +189,7 @@ class Erasure:
                 self._out.append(TellErase(tuple(here)))
             self.remove_here(here)
         if event.complete:
-            self.graves.listed({tombstone.session for tombstone in event.tombstones})
+            self.graves.listed({tombstone.session for tombstone in (*event.earlier, *event.tombstones)})
 
     def _unnamed(self, key: bytes) -> bool:
         return key in self._index.chunks and key not in self._index.names

@@ -28,6 +28,8 @@ from kvstore.core.named import Named
 from kvstore.core.residency import Residency, residency
 from kvstore.core.state import CopyState, PieceState
 from kvstore.core.store import Store
+from kvstore.core.tombstone import Tombstone
+from kvstore.heeding import Heeding
 from kvstore.members import Members
 from kvstore.server import Server
 from kvstore.tiers.blob import BlobTier, chunk_path
@@ -152,6 +154,34 @@ async def test_who_asks_for_a_session_while_the_same_is_being_answered_gets_that
     assert asked == ["a", "b"] and not any(reply.known for reply in replies)
     await server.Residency(requests[0], None)
     assert asked == ["a", "b", "a"], "later it is asked anew"
+
+
+async def test_many_tombstones_are_heeded_in_parts_and_are_one_complete_list() -> None:
+    core, parts = Store("node-0", 1 << 20, write_back_limit_bytes=1 << 20), []
+    buried = {f"{n}": Tombstone(SessionKey("t", f"s{n}"), 1, {}) for n in range(1200)}
+    listing = Listing(buried, complete=True)
+
+    async def list_all() -> Listing:
+        return listing
+
+    async def is_gone(name: str) -> bool:
+        return False
+
+    def handle(event: ev.TombstonesListed) -> None:
+        parts.append(len(event.tombstones))
+        core.handle(event)
+
+    blob = SimpleNamespace(tombstones=SimpleNamespace(list_all=list_all, is_gone=is_gone))
+    node = SimpleNamespace(name="node-0", clock=RealClock(), blob=blob, handle=handle)
+    heeding = Heeding(node, alone=True)  # type: ignore[arg-type]
+    for _ in range(3):
+        await heeding.heed()
+    assert parts == [500, 500, 200] * 3 and len(core.erasure.graves) == 1200
+    listing = Listing({"7": buried["7"]}, complete=True)
+    for _ in range(2):
+        await heeding.heed()
+    assert list(core.erasure.graves) == [SessionKey("t", "s7")], "what complete lists lack is forgotten"
+    core.validate()
 
 
 def test_a_tiers_holdings_are_counted_by_layer() -> None:
