@@ -116,7 +116,7 @@ class Hints:
             if session in self._last:
                 self._again.short(session, now)
         self._loads.short.clear()
-        for session in self._again.due(now):
+        for session in self._again.due(now, self._chunks):
             if self._usefulness.wasteful(now):
                 self._again.short(session, now)
             elif session not in self._fetching:
@@ -125,6 +125,10 @@ class Hints:
     def _expires(self, session: SessionKey) -> float | None:
         hint = self._last.get(session)
         return None if hint is None else hint.now + hint.lifetime_s
+
+    def _chunks(self, session: SessionKey) -> int:
+        manifest = self._index.manifests.get(session)
+        return len(manifest.keys) if manifest is not None else 0
 
     def _others(self, sources: Sequence[str]) -> tuple[str, ...]:
         return tuple(s for s in sources if s != self._node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.ids import SessionKey
-from kvstore.core.again import MOST_AT_ONCE, MOST_S, PAUSE_S, Again
+from kvstore.core.again import MOST_AT_ONCE, MOST_CHUNKS, MOST_S, PAUSE_S, Again
 
 A, B = SessionKey("t", "a"), SessionKey("t", "b")
 
@@ -47,3 +47,10 @@ def test_thousands_that_are_due_together_are_retried_a_few_at_a_time_each_once()
         assert 0 < len(due) <= MOST_AT_ONCE
         retried += due
     assert retried == names
+
+
+def test_of_long_sessions_fewer_are_retried_at_a_time() -> None:
+    again = Again()
+    for n in range(20):
+        again.short(SessionKey("t", f"{n}"), 0.0)
+    assert [len(again.due(PAUSE_S, lambda session: MOST_CHUNKS // 8)) for _ in range(3)] == [8, 8, 4]
