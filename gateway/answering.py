@@ -23,6 +23,15 @@ class Answering(Protocol):
 
     said_logprobs: bool
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the logprobs that it keeps."""
+        ...
+
+    def gather(self, choice: Choice) -> None:
+        """Encode the choice's logprobs, of an answer that does not stream, and take them from it."""
+        ...
+
     def opened(self, index: int) -> bytes:
         """Events at a choice's beginning, before any output."""
         ...
@@ -57,6 +66,10 @@ class Chunks:
         self._shape, self._include_usage = shape, include_usage
         #: By choice: events of plain text, whose surroundings are encoded once.
         self._plain: dict[int, sse.TextEvents] = {}
+        self.kept_bytes = 0
+
+    def gather(self, choice: Choice) -> None:
+        self.kept_bytes += self._shape.gather(choice)
 
     def opened(self, index: int) -> bytes:
         opening = self._shape.opening(index)

@@ -215,7 +215,7 @@ class Gateway:
             fleet=fleet,
             workers=workers,
             generator=Generator(fleet, workers, clock, self._retry_limits),
-            hints=Hints(fleet),
+            hints=Hints(fleet, share),
             sessions=Sessions(),
             limits=RateLimits(section.max_advisories_per_s / section.processes),
             queries=RateLimits(

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from aiohttp import hdrs, web
 
@@ -162,6 +163,26 @@ class Bodies:
         elif not pool.shares.take(owner, amount - held):
             raise _no_room()
         request[_HELD] = (pool, owner, amount)
+
+    def hold_more(self, request: web.Request, amount: int) -> None:
+        """Hold `amount` bytes more, of an answer that is made. Raises Unavailable when not enough is free."""
+        pool, owner, held = request[_HELD]
+        if not pool.shares.take(owner, amount):
+            raise _no_room()
+        request[_HELD] = (pool, owner, held + amount)
+
+    @contextlib.contextmanager
+    def sending(self, tenant: str, amount: int) -> Iterator[None]:
+        """Hold an answer of `amount` bytes of the tenant's while it is sent; one that is larger than the tenant's share
+        holds the share. Raises Unavailable when not enough is free."""
+        shares = self._callers.shares
+        amount = min(amount, shares.most)
+        if not shares.take(tenant, amount):
+            raise _no_room()
+        try:
+            yield
+        finally:
+            shares.give(tenant, amount)
 
     def release(self, request: web.Request) -> None:
         """Free the request's bytes: it has ended, or its body is dropped. Safe to call twice."""

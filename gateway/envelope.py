@@ -23,6 +23,7 @@ from gateway.pages import check_sender
 from gateway.parts import PARTS
 from gateway.request_ids import HEADER, id_of, shown
 from gateway.timing import ARRIVED_S
+from gateway.whole_answers import TENANT, is_large, sent
 from runtime import telemetry
 
 log = telemetry.logger("gateway.http")
@@ -56,6 +57,8 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         check_sender(request)
         response = preflight(request, request.app[PARTS].config.gateway.cors_origins) or await handler(request)
+        if is_large(request, response):
+            response = await _held_and_sent(request, response)
     except RequestError as e:
         response = error_response(e, request.path)
         if log.is_enabled_for(logging.DEBUG):
@@ -82,6 +85,18 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         response.force_close()
     metrics.child(metrics.REQUESTS, route_name(request), str(response.status)).inc()
     return response
+
+
+async def _held_and_sent(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """Send a large answer; its tenant holds it meanwhile, instead of the body. Raises Unavailable when there is no room
+    for it."""
+    parts = request.app[PARTS]
+    assert isinstance(response, web.Response) and isinstance(response.body, bytes)
+    if not request.get(OUTLIVES):
+        parts.bodies.release(request)
+    closes = parts.draining or response.keep_alive is False
+    with parts.bodies.sending(request[TENANT], len(response.body)):
+        return await sent(request, response.body, response.headers, response.status, closes=closes)
 
 
 async def dress(request: web.Request, response: web.StreamResponse) -> None:

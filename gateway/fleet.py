@@ -36,6 +36,8 @@ from runtime.same_secret import Membership
 log = telemetry.logger("gateway.fleet")
 #: Timeout of calls other than placement: sessions, workflows.
 CALL_TIMEOUT_S = 5.0
+#: Sessions of a list that are converted before other requests run.
+AT_A_TIME = 64
 _REST_S = 0.3
 _SILENT = "the scheduler does not answer at the moment; try again"
 
@@ -281,7 +283,9 @@ class Fleet:
             return None
         found: dict[SessionKey, pb.SessionSummary] = {}
         for address, reply in heard.items():
-            for summary in reply.sessions:
+            for number, summary in enumerate(reply.sessions):
+                if number % AT_A_TIME == AT_A_TIME - 1:
+                    await asyncio.sleep(0)
                 key = session_from_wire(summary.session)
                 if key not in found or self._owner(key, heard) == address:
                     found[key] = summary

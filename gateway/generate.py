@@ -22,6 +22,7 @@ from gateway.attempts import Shared, Tries
 from gateway.core.quarantine import Verdict
 from gateway.core.routing import Route
 from gateway.core.turn_times import TurnTimes
+from gateway.fleet import Fleet
 from gateway.flights import Event, Flight, Late, WorkerLost
 from gateway.tracing import TurnTrace
 from runtime import telemetry
@@ -306,6 +307,14 @@ def _error(failed: Failed) -> RequestError:
         return from_wire(int(status), str(message), param, code)
     except (ValueError, TypeError):
         return Unavailable("the worker failed without saying why")
+
+
+def check_model(fleet: Fleet, name: str) -> None:
+    """Raises NotFound for an unknown model, Unavailable while no fleet is known."""
+    if not fleet.knows_model(name):
+        if fleet.view is None:
+            raise Unavailable("no scheduler has answered yet; try again in a moment")
+        raise unknown_model(name)
 
 
 def unknown_model(name: str) -> NotFound:

@@ -1,13 +1,12 @@
-"""Sends advisories and invalidations to the schedulers, in the background and in order.
+"""Sends advisories and invalidations to the schedulers, in the background, each tenant's in order (`hint_queue`).
 
-When no scheduler answers or the queue is full, a hint is dropped and counted; its request still works. Queued hints are
-sent in batches.
+When no scheduler answers, or the queue or the tenant's share of it is full, a hint is dropped and counted; its request
+still works. Queued hints are sent in batches.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Any
 
 from contracts.convert import session_from_wire
@@ -17,6 +16,7 @@ from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 from gateway import metrics
 from gateway.fleet import Fleet
+from gateway.hint_queue import HintQueue
 from gateway.schedulers import Scheduler
 from runtime import telemetry
 
@@ -32,57 +32,44 @@ TELL_TIMEOUT_S = 2.0
 class Hints:
     """The queue and its one sender."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, share: float = 1.0) -> None:
+        """share: the part of the queue for one tenant."""
         self._fleet = fleet
-        self._waiting: deque[common_pb2.Advisory | pb.InvalidateRequest] = deque()
+        self._waiting: HintQueue[common_pb2.Advisory, pb.InvalidateRequest] = HintQueue(QUEUE_LIMIT, share)
         self._some = asyncio.Event()
 
     def advise(self, advisories: list[common_pb2.Advisory]) -> None:
         """Tell the scheduler soon, keeping the order. An adapter's name becomes that of its model."""
         for advisory in advisories:
             advisory.model_id = self._fleet.base_of(advisory.model_id)
-            self._put("advisory", advisory)
+            self._note("advisory", self._waiting.advise(advisory.session.tenant, advisory))
 
     def invalidate(self, invalidation: pb.InvalidateRequest) -> None:
-        """Tell the scheduler soon, after every advisory that came before."""
-        self._put("invalidation", invalidation)
+        """Tell the scheduler soon, after every advisory of the tenant that came before."""
+        self._note("invalidation", self._waiting.invalidate(invalidation.session.tenant, invalidation))
 
-    def _put(self, kind: str, item: common_pb2.Advisory | pb.InvalidateRequest) -> None:
-        if len(self._waiting) >= QUEUE_LIMIT:
+    def _note(self, kind: str, taken: bool) -> None:
+        if taken:
+            self._some.set()
+        else:
             metrics.HINTS.labels(kind, "dropped").inc()
-            return
-        self._waiting.append(item)
-        self._some.set()
 
     async def run(self) -> None:
         """Send queued hints, for ever."""
         loop, sent_s = asyncio.get_running_loop(), 0.0
         while await self._some.wait():
-            first = self._waiting[0]
-            if isinstance(first, pb.InvalidateRequest):
-                self._waiting.popleft()
-                await self._withdraw(first)
-            else:
-                # The first hint after a pause and a full message go at once; other messages collect hints for some
-                # milliseconds.
-                pause_s = sent_s + TOGETHER_S - loop.time()
-                if pause_s > 0 and len(self._waiting) < BATCH_LIMIT:
-                    await asyncio.sleep(pause_s)
+            # The first hint after a pause, a full message and invalidations go at once; other messages collect hints
+            # for some milliseconds.
+            pause_s = sent_s + TOGETHER_S - loop.time()
+            if pause_s > 0 and len(self._waiting) < BATCH_LIMIT and not self._waiting.invalidates:
+                await asyncio.sleep(pause_s)
+            made = self._waiting.next(BATCH_LIMIT)
+            if made.advisories:
                 sent_s = loop.time()
-                await self._advise(self._batch())
+                await self._advise(made.advisories)
+            await asyncio.gather(*map(self._withdraw, made.invalidations))
             if not self._waiting:
                 self._some.clear()
-
-    def _batch(self) -> list[common_pb2.Advisory]:
-        """The next advisories, up to an invalidation."""
-        batch: list[common_pb2.Advisory] = []
-        while self._waiting and len(batch) < BATCH_LIMIT:
-            item = self._waiting[0]
-            if isinstance(item, pb.InvalidateRequest):
-                break
-            batch.append(item)
-            self._waiting.popleft()
-        return batch
 
     async def _advise(self, batch: list[common_pb2.Advisory]) -> None:
         """Send each advisory to its session's scheduler, or to the next one if that does not answer."""

@@ -23,6 +23,7 @@ from gateway.openai.inputs import MAX_PROMPTS
 from gateway.openai.token_requests import TokenKind, TokensAsked
 from gateway.parts import PARTS, Parts
 from gateway.translating import MessageAsked, NeedsStored, ResponseAsked
+from gateway.whole_answers import TENANT
 
 #: Where Anthropic's clients put a key, and a header that they always send.
 _KEY_HEADER, _VERSION_HEADER = "X-Api-Key", "Anthropic-Version"
@@ -71,17 +72,25 @@ def caller_of(request: web.Request) -> Caller:
         assert credential is not None
         parts.browser_tokens.read(credential, parts.clock.wall())
         raise Forbidden("a browser token may advise and invalidate, nothing else", code="client_secret_scope")
-    return parts.keys.caller(credential)
+    caller = parts.keys.caller(credential)
+    request[TENANT] = caller.tenant
+    return caller
 
 
 def query_caller_of(request: web.Request) -> Caller:
     """The caller of a route that is neither for text nor a hint. Raises what `caller_of` raises, and Limited."""
-    parts, caller = request.app[PARTS], caller_of(request)
-    if wait_s := parts.queries.take(caller.tenant, 1, parts.clock.now()):
+    caller = caller_of(request)
+    charge_queries(request, caller, 1)
+    return caller
+
+
+def charge_queries(request: web.Request, caller: Caller, count: int) -> None:
+    """Take so many from the tenant's queries. Raises Limited."""
+    parts = request.app[PARTS]
+    if wait_s := parts.queries.take(caller.tenant, count, parts.clock.now()):
         LIMITED.labels("queries").inc()
         limit = f"{parts.queries.per_s:g} queries a second (gateway.max_queries_per_s)"
         raise Limited(f"more than {limit}; try again in {max(wait_s, 0.1):.1f} s", wait_s)
-    return caller
 
 
 def server_caller_of(request: web.Request, *, counted: bool = True) -> Caller:

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from pydantic_core import PydanticSerializationError, to_json
 
 from contracts.errors import RequestError
 from gateway.core.relay_routes import error_body, is_anthropic
+from gateway.encoded_arrays import encoded as encoded
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -31,14 +31,6 @@ _TEXT = "\0text\0"
 def event(body: Any) -> bytes:
     """One event with `body` as JSON on one line."""
     return b"data: " + encoded(body) + b"\n\n"
-
-
-def encoded(body: Any) -> bytes:
-    """`body` as JSON on one line."""
-    try:
-        return to_json(body)  # a quarter of the time
-    except PydanticSerializationError:  # half of a surrogate pair, which a client sent
-        return _ENCODE(body).encode("utf-8", "replace")
 
 
 def comment(text: str) -> bytes:

@@ -1,15 +1,36 @@
-"""Where a session's chunks are on this node. Changes nothing except what is known of the blob tier."""
+"""Where a session's chunks are on this node, and its manifest. Changes only what is known of the blob tier."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core import events as ev
-from kvstore.core.index import Residency
+from kvstore.core import residency as holdings
+from kvstore.core.residency import Residency
 from kvstore.host import StoreHost
 from kvstore.tiers.blob import PATIENT_S
+
+#: Most manifests read for hints at a time.
+_AT_ONCE = 16
+
+
+class HintedManifests:
+    """Reads manifests of hinted sessions, and the keys of those that exist: a made-up name costs one read."""
+
+    def __init__(self, node: StoreHost) -> None:
+        self._node = node
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def fetch(self, session: SessionKey) -> None:
+        """Give the core the session's manifest, or None."""
+        blob = self._node.blob
+        async with self._turns:
+            if (manifest := await blob.get_manifest(session)) is not None:
+                await blob.session_keys.learn(session)
+        self._node.handle(ev.ManifestFetched(session, manifest, self._node.clock.now()))
 
 
 async def manifest_of(node: StoreHost, session: SessionKey, *, local: bool = False) -> Manifest | None:
@@ -26,4 +47,4 @@ async def residency(node: StoreHost, manifest: Manifest, *, local: bool = False)
         asked = unknown if node.store.meter.admits(ev.TierChannel.BLOB_READ) else ()
         found, failed = await node.blob.locate_many(asked, manifest.fingerprint, PATIENT_S, waited_for=False)
         node.handle(ev.Probed(("", ""), asked, found, node.clock.now(), failed))
-    return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))
+    return ((tier, holdings.residency(index.chunks, manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))

@@ -17,6 +17,9 @@ from kvstore.tiers.ssd_recovery import Recovery
 from kvstore.tiers.tombstones import Listing
 from runtime.collector import collecting_nothing
 
+#: Tombstones heeded at a time; anything else may happen in between.
+_PART = 500
+
 
 class DeclaredLost(UpbeatError):
     """An operator gave this node up as lost, and it runs."""
@@ -48,7 +51,12 @@ class Heeding:
         """Read the tombstones, and apply erasures that this node missed."""
         node = self._node
         listing = await node.blob.tombstones.list_all()
-        node.handle(ev.TombstonesListed(list(listing.by_path.values()), node.clock.now(), listing.complete))
+        found = list(listing.by_path.values())
+        last = max(0, len(found) - 1) // _PART * _PART
+        for start in range(0, last, _PART):
+            node.handle(ev.TombstonesListed(found[start : start + _PART], node.clock.now()))
+            await asyncio.sleep(0)
+        node.handle(ev.TombstonesListed(found[last:], node.clock.now(), listing.complete, found[:last]))
         if listing.complete:
             async with self._returning:
                 await self._check()

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from contracts.errors import ConfigError
-from contracts.ids import SessionKey
 from kvstore import gauges, metrics
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.store import Store
 from kvstore.erasing import Erasing
 from kvstore.failpoints import reach
+from kvstore.finding import HintedManifests
 from kvstore.heeding import Heeding
 from kvstore.members import Members
 from kvstore.metrics import count, log
@@ -121,6 +121,7 @@ class StoreNode:
         self.peers: Peers
         self.transport: Transport
         self.erasing = Erasing(self, tasks)
+        self._manifests = HintedManifests(self)
         self.notes = Notes(self, tasks, encrypts=config.kv.encrypt)
         self._recovered = False
         configured = {config.node(n).name: config.node(n).store_address for n in config.nodes.numbers}
@@ -341,7 +342,7 @@ class StoreNode:
                 self.write_back.delete_manifest(instruction.session)
                 start(self.catalogue.drop(manifest_path(instruction.session)), "catalogue")
             case do.FetchManifest():
-                start(self._fetch_manifest(instruction.session), "fetch-manifest")
+                start(self._manifests.fetch(instruction.session), "fetch-manifest")
             case do.TierChanged():
                 self._tier_changed(instruction)
             case do.TryTier():
@@ -375,10 +376,6 @@ class StoreNode:
         await self.ready.wait()
         if self.store.leases.is_open(question.lease):
             self._ask_peer(question)
-
-    async def _fetch_manifest(self, session: SessionKey) -> None:
-        manifest, _ = await asyncio.gather(self.blob.get_manifest(session), self.blob.session_keys.learn(session))
-        self.handle(ev.ManifestFetched(session, manifest, self.clock.now()))
 
     # ---- sessions
 

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from contracts.convert import manifest_to_wire, session_from_wire
+from contracts.ids import SessionKey
 from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreServicer
@@ -27,6 +28,8 @@ class Server(KvStoreServicer):
         self._node = node
         self._lending = Lending(node)
         self._attachments: set[Attachment] = set()
+        #: Questions that are being answered.
+        self._residencies: dict[tuple[SessionKey, bool], asyncio.Task[pb.ResidencyReply]] = {}
 
     async def Attach(self, messages: AsyncIterator[pb.WorkerToStore], context: Any) -> AsyncIterator[pb.StoreToWorker]:
         """A worker's stream, for as long as it lives."""
@@ -68,8 +71,16 @@ class Server(KvStoreServicer):
         return pb.PeerReleaseReply()
 
     async def Residency(self, request: pb.ResidencyRequest, context: Any) -> pb.ResidencyReply:
-        """How much of a session each tier of this node holds."""
-        manifest = await manifest_of(self._node, session_from_wire(request.session), local=request.local)
+        """How much of a session each tier of this node holds. Who asks while the same is being answered gets that
+        answer: one costs the session's length, here and on the workers' threads."""
+        asked = session_from_wire(request.session), request.local
+        if (answer := self._residencies.get(asked)) is None:
+            answer = self._residencies[asked] = asyncio.ensure_future(self._residency(*asked))
+            answer.add_done_callback(lambda _: self._residencies.pop(asked, None))
+        return await asyncio.shield(answer)
+
+    async def _residency(self, session: SessionKey, local: bool) -> pb.ResidencyReply:
+        manifest = await manifest_of(self._node, session, local=local)
         if manifest is None:
             return pb.ResidencyReply(known=False)
         tiers = []
@@ -81,7 +92,7 @@ class Server(KvStoreServicer):
         answers = [hbm for hbm in await asyncio.gather(*asked) if hbm is not None]
         if answers:
             tiers.append(_together(answers))
-        for tier, held in await residency(self._node, manifest, local=request.local):
+        for tier, held in await residency(self._node, manifest, local=local):
             tiers.append(
                 common_pb2.TierResidency(
                     tier=tier, layer_chunks=held.layer_chunks, tokens=held.tokens, bytes=held.bytes

@@ -122,7 +122,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def _tick(self) -> None:
         while True:
             await self.clock.sleep(_TICK_S)
-            self.reports.carry_out(self.control.tick(self.clock.now()))
+            now = self.clock.now()
+            self.reports.carry_out(self.control.tick(now))
+            while self.control.late(now):
+                await asyncio.sleep(0)
+                self.control.expire(now)
             await self.members.tick()
 
     async def _run_finetunes(self) -> None:
@@ -318,7 +322,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.ListWorkflowsRequest, context: Any
     ) -> scheduler_pb2.ListWorkflowsReply:
         """See the proto."""
-        return self.workflows.all(request.tenant)
+        return await self.workflows.all(request.tenant)
 
     async def GetWorkflow(self, request: scheduler_pb2.WorkflowName, context: Any) -> scheduler_pb2.Workflow:
         """See the proto. An unknown workflow is answered without a name."""

@@ -26,6 +26,7 @@ class MessageAnswer:
     """One message. Invariant: at most the last block is open."""
 
     said_logprobs = True
+    kept_bytes = 0
 
     def __init__(self, message_id: str, model: str) -> None:
         self._id, self._model = message_id, model
@@ -94,6 +95,9 @@ class MessageAnswer:
         return _event("content_block_delta", index=self._blocks - 1, delta={"type": kind} | fields)
 
     # ---- a whole answer ----------------------------------------------------------------------------------------
+    def gather(self, choice: Choice) -> None:
+        choice.logprobs = []
+
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Body:
         choice = choices[0]
         blocks: list[Body] = []

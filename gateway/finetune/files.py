@@ -26,6 +26,8 @@ _ID = re.compile(r"file-[0-9a-f]{32}")
 #: Files of a tenant at most, and seconds after which something that nobody writes any more is left over.
 MOST_FILES, STALE_S = 1000, 900.0
 RESULTS = "fine-tune-results"
+#: What names a file's content among all of a disk, and its bytes.
+_Size = tuple[tuple[int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class Files:
         """quota_bytes: of a tenant's files and jobs together. disk_reserve: share of the disk that stays free."""
         self._files, self._jobs = data / "files", data / "adapters"
         self._quota_bytes, self._disk_reserve = quota_bytes, disk_reserve
+        #: By tenant, what was read at the last look, by name: files do not change, they come and go.
+        self._infos: dict[str, dict[str, Info]] = {}
+        self._sizes: dict[str, dict[str, _Size]] = {}
 
     # ---- places ------------------------------------------------------------------------------------------------
     def _of(self, tenant: str) -> Path:
@@ -79,21 +84,25 @@ class Files:
 
     def used(self, tenant: str) -> int:
         """Bytes of a tenant's files and jobs; what several names share counts once."""
-        found: dict[tuple[int, int], int] = {}
-        for folder in (self._of(tenant), self._jobs / _folder(tenant)):
-            for entry in _walk(folder):
-                with contextlib.suppress(OSError):
-                    stat = entry.stat(follow_symlinks=False)
-                    found[stat.st_dev, stat.st_ino] = stat.st_size
-        return sum(found.values())
+        known, kept = self._sizes.get(tenant, {}), dict[str, _Size]()
+        entries = {entry.name: entry for entry in _walk(self._of(tenant))}
+        found = [size for entry in _walk(self._jobs / _folder(tenant)) if (size := _size(entry)) is not None]
+        for name, entry in entries.items():
+            if (size := known.get(name) or _size(entry)) is not None:
+                found.append(size)
+                if _says(name) or f"{name.removesuffix('.bin')}.json" in entries:  # else it may still grow
+                    kept[name] = size
+        self._sizes[tenant] = kept
+        return sum(dict(found).values())
 
     # ---- uploads -----------------------------------------------------------------------------------------------
     def begin(self, tenant: str) -> tuple[str, BinaryIO]:
         """A new file's id, and where its content goes. Raises InvalidRequest when the tenant has too many."""
         folder = self._of(tenant)
         folder.mkdir(parents=True, exist_ok=True)
-        self._sweep(folder)
-        if sum(1 for _ in folder.glob("file-*.json")) >= MOST_FILES:
+        names = set(os.listdir(folder))
+        self._sweep(folder, names)
+        if sum(map(_says, names)) >= MOST_FILES:
             raise InvalidRequest(f"you have {MOST_FILES} files; delete some", param="file", code="too_many_files")
         file_id = f"file-{secrets.token_hex(16)}"
         return file_id, (folder / f"{file_id}.part").open("xb")
@@ -118,14 +127,16 @@ class Files:
         _write(folder / f"{info.id}.json", json.dumps(asdict(info)))
         return info
 
-    def _sweep(self, folder: Path) -> None:
-        """Remove what a killed process has left over."""
+    def _sweep(self, folder: Path, names: set[str]) -> None:
+        """Remove what a killed process has left over. names: of what is in the folder."""
         before = time.time() - STALE_S
-        for path in folder.iterdir():
-            orphan = path.suffix == ".part" or (path.suffix == ".bin" and not path.with_suffix(".json").exists())
+        for name in names:
+            said = f"{name.removesuffix('.bin')}.json"
+            if not name.endswith(".part") and (not name.endswith(".bin") or said in names):
+                continue
             with contextlib.suppress(OSError):
-                if orphan and path.stat().st_mtime < before:
-                    path.unlink()
+                if (folder / name).stat().st_mtime < before and not (folder / said).exists():
+                    (folder / name).unlink()
 
     # ---- files -------------------------------------------------------------------------------------------------
     def get(self, tenant: str, file_id: str) -> Info:
@@ -141,8 +152,12 @@ class Files:
 
     def listed(self, tenant: str) -> list[Info]:
         """The newest first."""
-        found = (_read(path) for path in self._of(tenant).glob("file-*.json"))
-        return sorted((info for info in found if info is not None), key=lambda i: (-i.created_s, i.id))
+        folder, known, found = self._of(tenant), self._infos.get(tenant, {}), dict[str, Info]()
+        for name in filter(_says, os.listdir(folder) if folder.is_dir() else ()):
+            if (info := known.get(name) or _read(folder / name)) is not None:
+                found[name] = info
+        self._infos[tenant] = found
+        return sorted(found.values(), key=lambda i: (-i.created_s, i.id))
 
     def delete(self, tenant: str, file_id: str) -> None:
         """Raises NotFound."""
@@ -195,6 +210,18 @@ class Files:
 def _folder(tenant: str) -> str:
     """A tenant's directory. A leading dot is escaped; other names are valid file names."""
     return f"%2E{tenant[1:]}" if tenant.startswith(".") else tenant
+
+
+def _says(name: str) -> bool:
+    """Whether it is what is said of a file."""
+    return name.startswith("file-") and name.endswith(".json")
+
+
+def _size(entry: os.DirEntry[str]) -> _Size | None:
+    with contextlib.suppress(OSError):
+        stat = entry.stat(follow_symlinks=False)
+        return (stat.st_dev, stat.st_ino), stat.st_size
+    return None
 
 
 def _link(source: Path, to: Path) -> None:

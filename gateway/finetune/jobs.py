@@ -11,6 +11,7 @@ import json
 import secrets
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gateway.finetune.requests import JobRequest, settings_of
 from gateway.finetune.uploads import Uploads
 from gateway.fleet import Fleet
 from gateway.generate import unknown_model
+from gateway.responses.thread import StoreThread
 from runtime import telemetry
 from runtime.config import Config
 
@@ -36,12 +38,13 @@ _TRAINING, _VALIDATION = "training.jsonl", "validation.jsonl"
 
 
 class FineTuning:
-    """See the module. files, uploads, checking: its parts."""
+    """See the module. files, uploads, checking: its parts. turns: the thread that looks through files."""
 
     def __init__(self, config: Config, fleet: Fleet) -> None:
         section = config.finetune
         self.files = Files(config.data, int(section.files_gib * GIB), config.kv.disk_reserve)
-        self.uploads = Uploads(self.files, int(section.file_mib * MIB))
+        self.turns = StoreThread("files")
+        self.uploads = Uploads(self.files, self.turns, int(section.file_mib * MIB))
         self.checking = Checking()
         self._fleet = fleet
         tenants = {key.tenant for key in config.gateway.api_keys}
@@ -50,6 +53,7 @@ class FineTuning:
     async def close(self) -> None:
         """Stop the helpers."""
         await self.checking.close()
+        await self.turns.close(lambda: None)
 
     # ---- creation ----------------------------------------------------------------------------------------------
     async def create(self, tenant: str, asked: JobRequest) -> Any:
@@ -62,7 +66,7 @@ class FineTuning:
                 f"{asked.model} is an adapter of {base}; train {base}, which gives an adapter of its own", param="model"
             )
         await self._settle_all(tenant)
-        await asyncio.to_thread(self.files.check_room, tenant, 0)
+        await self.turns.run(tenant, partial(self.files.check_room, tenant, 0))
         job_id = f"ftjob-{secrets.token_hex(12)}"
         place = self.files.job_place(tenant, job_id)
         job = self._job(job_id, tenant, asked, place)

@@ -9,6 +9,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, hdrs, web
@@ -29,6 +30,7 @@ from gateway.core.uploads import (
     shown_name,
 )
 from gateway.finetune.files import Files, Info
+from gateway.responses.thread import StoreThread
 
 _PIECE_BYTES = 256 << 10
 #: Bytes after which an upload looks again whether there is room.
@@ -41,9 +43,9 @@ _Read = TypeVar("_Read")
 class Uploads:
     """See the module."""
 
-    def __init__(self, files: Files, most_bytes: int) -> None:
-        """most_bytes: of one file."""
-        self._files, self._most_bytes = files, most_bytes
+    def __init__(self, files: Files, turns: StoreThread, most_bytes: int) -> None:
+        """turns: where files are looked through. most_bytes: of one file."""
+        self._files, self._turns, self._most_bytes = files, turns, most_bytes
         self._shares = Shares(MOST_UPLOADS, TENANT_SHARE)
 
     async def receive(self, request: web.Request, tenant: str) -> Info:
@@ -52,7 +54,7 @@ class Uploads:
         if not self._shares.take(tenant, 1):
             raise Unavailable("too many uploads of yours, or in all, at the moment; try again", code="overloaded")
         try:
-            return await _Upload(self._files, self._most_bytes, request, tenant).read()
+            return await _Upload(self._files, self._turns, self._most_bytes, request, tenant).read()
         except OSError as e:
             if isinstance(e, ConnectionError):
                 raise
@@ -86,6 +88,7 @@ class _Upload:
     """One upload."""
 
     files: Files
+    turns: StoreThread
     most_bytes: int
     request: web.Request
     tenant: str
@@ -146,8 +149,8 @@ class _Upload:
 
     async def _file(self, part: BodyPartReader) -> None:
         self.filename = shown_name(part.filename)
-        await asyncio.to_thread(self.files.check_room, self.tenant, self.request.content_length or 0)
-        self.file_id, content = await asyncio.to_thread(self.files.begin, self.tenant)
+        await self._check_room(self.request.content_length or 0)
+        self.file_id, content = await self.turns.run(self.tenant, partial(self.files.begin, self.tenant))
         self.content = content
         size = looked = 0
         while piece := await self._in_time(part.read_chunk(_PIECE_BYTES)):
@@ -157,10 +160,13 @@ class _Upload:
             await asyncio.to_thread(content.write, piece)
             if size - looked >= _LOOK_BYTES:
                 looked = size
-                await asyncio.to_thread(self.files.check_room, self.tenant, 0)
+                await self._check_room(0)
         if not size:
             raise InvalidRequest("the file is empty", param="file")
-        await asyncio.to_thread(self.files.check_room, self.tenant, 0)
+        await self._check_room(0)
+
+    async def _check_room(self, wanted: int) -> None:
+        await self.turns.run(self.tenant, partial(self.files.check_room, self.tenant, wanted))
 
     async def _in_time(self, reading: Awaitable[_Read]) -> _Read:
         """What comes next of the form. Raises BodyTooSlow, BodyTooLarge, InvalidRequest."""

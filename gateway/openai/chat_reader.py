@@ -34,6 +34,7 @@ class ChatReader:
         for choice in _objects(value.get("choices")):
             if choice.get("index", 0) == 0:
                 gained += self._said(_object(choice.get("delta")), choice)
+                self.choice.logprobs.clear()  # only a whole answer says them again
         return gained
 
     def whole(self, value: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from contracts.request import TokenLogprob, ToolCallDelta
+from gateway.encoded_arrays import EncodedArray
 
 Body = dict[str, Any]
 
@@ -15,12 +16,13 @@ Body = dict[str, Any]
 @dataclass(slots=True)
 class Choice:
     """One choice so far. completion_tokens: tokens that the worker generated. logprobs: one per token if requested.
-    calls: its function calls with their arguments so far. reasoning: the text of its thought. stop: the stop string
-    that ended it. ended: nothing follows."""
+    gathered: earlier ones, encoded, by field. calls: its function calls with their arguments so far. reasoning: the
+    text of its thought. stop: the stop string that ended it. ended: nothing follows."""
 
     index: int
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    gathered: dict[str, EncodedArray] = field(default_factory=dict)
     completion_tokens: int = 0
     finish_reason: str = "stop"
     calls: list[ToolCallDelta] = field(default_factory=list)
@@ -37,6 +39,11 @@ class Choice:
             call = self.calls[delta.index]
             call.id, call.name = call.id or delta.id, call.name or delta.name
             call.arguments += delta.arguments
+
+    def gather(self, arrays: Body) -> int:
+        """Its logprobs are encoded as these arrays, which go on from those before. Returns their bytes."""
+        self.logprobs = []
+        return sum(self.gathered.setdefault(name, EncodedArray()).add(values) for name, values in arrays.items())
 
     @property
     def ended_by(self) -> str:
@@ -90,8 +97,12 @@ class Shape(Protocol):
         """The chunk of `stream_options.include_usage`."""
         ...
 
+    def gather(self, choice: Choice) -> int:
+        """Encode the choice's logprobs and take them from it. Returns the bytes that they take then."""
+        ...
+
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Body:
-        """The body of a request that does not stream."""
+        """The body of a request that does not stream; of lists of logprobs it has what `sse.encoded` reads."""
         ...
 
 
@@ -137,12 +148,16 @@ class ChatShape(_Head):
     def usage(self, usage: Usage) -> Body:
         return self._body("chat.completion.chunk", [], usage=usage.body())
 
+    def gather(self, choice: Choice) -> int:
+        return choice.gather({"content": _chat_logprobs(choice.logprobs)} if self.with_logprobs else {})
+
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Body:
         return self._body(
             "chat.completion", [self._choice(c) for c in choices], usage=usage.body(), service_tier="default"
         )
 
     def _choice(self, choice: Choice) -> Body:
+        self.gather(choice)
         text = "".join(choice.text)
         message: Body = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if choice.reasoning:
@@ -156,7 +171,7 @@ class ChatShape(_Head):
         return {
             "index": choice.index,
             "message": message,
-            "logprobs": _chat_logprobs(choice.logprobs) if self.with_logprobs else None,
+            "logprobs": choice.gathered | {"refusal": None} if self.with_logprobs else None,
             "finish_reason": choice.ended_by,
         }
 
@@ -166,7 +181,7 @@ class ChatShape(_Head):
         choice = {
             "index": index,
             "delta": delta,
-            "logprobs": None if logprobs is None else _chat_logprobs(logprobs),
+            "logprobs": None if logprobs is None else {"content": _chat_logprobs(logprobs), "refusal": None},
             "finish_reason": finish_reason,
         }
         return self._chunk("chat.completion.chunk", [choice])
@@ -196,9 +211,15 @@ class CompletionShape(_Head):
     def usage(self, usage: Usage) -> Body:
         return self._body("text_completion", [], usage=usage.body())
 
+    def gather(self, choice: Choice) -> int:
+        return choice.gather(self._logprobs(choice.index, choice.logprobs) if self.with_logprobs else {})
+
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Body:
+        for choice in choices:
+            self.gather(choice)
         made = [
-            self._choice(c.index, "".join(c.text), c.logprobs if self.with_logprobs else None, c.finish_reason)
+            self._choice(c.index, "".join(c.text), None, c.finish_reason)
+            | ({"logprobs": c.gathered} if self.with_logprobs else {})
             for c in choices
         ]
         return self._body("text_completion", made, usage=usage.body())
@@ -251,14 +272,11 @@ def _call_delta(call: ToolCallDelta) -> Body:
     return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
-def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Body:
-    return {
-        "content": [
-            {**token_body(t.token, t.logprob), "top_logprobs": [token_body(token, p) for token, p in t.top]}
-            for t in logprobs
-        ],
-        "refusal": None,
-    }
+def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> list[Body]:
+    return [
+        {**token_body(t.token, t.logprob), "top_logprobs": [token_body(token, p) for token, p in t.top]}
+        for t in logprobs
+    ]
 
 
 def token_body(token: bytes, logprob: float) -> Body:

@@ -14,6 +14,7 @@ from contracts.errors import RequestError
 from contracts.request import Output, TokenLogprob, ToolCallDelta
 from gateway import sse
 from gateway.answering import Gain
+from gateway.encoded_arrays import EncodedArray
 from gateway.openai.responses import Choice, Usage, token_body
 from gateway.responses.ids import item_id
 
@@ -38,8 +39,11 @@ class ResponseAnswer:
         self._open: _Item | None = None
         #: Of tokens whose text is still to come.
         self._held: list[TokenLogprob] = []
+        #: The next text's logprobs, encoded; of a whole answer, those that are gathered.
+        self._logprobs = EncodedArray()
+        self.kept_bytes = 0
         self._number = 0
-        self._begun = False
+        self._begun = self._silent = False
 
     def response(self, status: str, **more: Any) -> Body:
         """The response object now."""
@@ -74,7 +78,7 @@ class ResponseAnswer:
         whole = choice.finish_reason != "length"
         made = self._close("completed" if whole else "incomplete")
         if all(item["type"] == "reasoning" for item in self.output):
-            made += self._opened_item(_Text(self._next_id("message"), self._with_logprobs))
+            made += self._opened_item(self._new_text())
             made += self._close("completed" if whole else "incomplete")
         return made
 
@@ -87,11 +91,18 @@ class ResponseAnswer:
         return made + self._event("response.failed", response=self.failure(error))
 
     # ---- a whole answer ----------------------------------------------------------------------------------------
+    def gather(self, choice: Choice) -> None:
+        if self._with_logprobs:
+            self.kept_bytes += self._logprobs.add([_logprob(one) for one in choice.logprobs])
+        choice.logprobs = []
+
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Body:
         choice = choices[0]
+        self._silent = True
+        self.gather(choice)
         for thought in choice.reasoning:
             self._take(Output(self.id, "", []), thought)
-        self._take(Output(self.id, "".join(choice.text), [], logprobs=choice.logprobs or None), "")
+        self._take(Output(self.id, "".join(choice.text), []), "")
         self._take(Output(self.id, "", [], tool_calls=choice.calls), "")
         self.closed(choice, {})
         return self.final(choices, usage)
@@ -107,7 +118,7 @@ class ResponseAnswer:
         self._held += output.logprobs or ()
         if output.text:
             if not isinstance(self._open, _Text):
-                made += self._opened_item(_Text(self._next_id("message"), self._with_logprobs))
+                made += self._opened_item(self._new_text())
             made += self._grow(output.text, self._held)
             self._held = []
         for delta in output.tool_calls or ():
@@ -129,7 +140,14 @@ class ResponseAnswer:
 
     def _grow(self, text: str, logprobs: list[TokenLogprob] | None = None) -> bytes:
         assert self._open is not None
-        return self._events([self._open.grows(text, logprobs)])
+        before = self._open.kept_bytes
+        made = self._events([self._open.grows(text, logprobs)])
+        self.kept_bytes += self._open.kept_bytes - before
+        return made
+
+    def _new_text(self) -> _Text:
+        logprobs, self._logprobs = self._logprobs, EncodedArray()
+        return _Text(self._next_id("message"), logprobs if self._with_logprobs else None)
 
     def _close(self, status: str) -> bytes:
         if isinstance(self._open, _Text) and self._held:
@@ -157,6 +175,8 @@ class ResponseAnswer:
         return b"".join([self._event(body.pop("type"), **place, **body) for body in bodies])
 
     def _event(self, kind: str, **fields: Any) -> bytes:
+        if self._silent:
+            return b""
         body = {"type": kind, "sequence_number": self._number} | fields
         self._number += 1
         return b"event: " + kind.encode() + b"\n" + sse.event(body)
@@ -168,6 +188,11 @@ class _Item(ABC):
     def __init__(self, body: Body) -> None:
         self.body = body
         self._pieces: list[str] = []
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of its logprobs."""
+        return 0
 
     @property
     def text(self) -> str:
@@ -188,12 +213,18 @@ class _Item(ABC):
 
 
 class _Text(_Item):
-    def __init__(self, id_: str, with_logprobs: bool) -> None:
+    def __init__(self, id_: str, logprobs: EncodedArray | None) -> None:
+        """logprobs: of its text, which may be still to come; None: they are not wanted."""
         super().__init__({"id": id_, "type": "message", "status": "in_progress", "role": "assistant", "content": []})
-        self._logprobs: list[Body] | None = [] if with_logprobs else None
+        self._logprobs = logprobs
+
+    @property
+    def kept_bytes(self) -> int:
+        return 0 if self._logprobs is None else self._logprobs.bytes_
 
     def _part(self) -> Body:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs or []}
+        logprobs = EncodedArray() if self._logprobs is None else self._logprobs
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": logprobs}
 
     def begins(self) -> list[Body]:
         return [{"type": "response.content_part.added", "content_index": 0, "part": self._part()}]
@@ -202,7 +233,7 @@ class _Text(_Item):
         self._pieces.append(text)
         made = [] if self._logprobs is None else [_logprob(one) for one in logprobs or ()]
         if self._logprobs is not None:
-            self._logprobs += made
+            self._logprobs.add(made)
         return {"type": "response.output_text.delta", "content_index": 0, "delta": text, "logprobs": made}
 
     def ends(self) -> list[Body]:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import math
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from gateway.responses.ids import is_response_id
+from gateway.responses.named_sessions import NamedSessions
 from gateway.responses.store import RUNNING, Earlier, Readable, Response, Store
 from gateway.responses.stored_items import TooLong
 from gateway.responses.thread import StoreThread
@@ -55,8 +55,7 @@ class Keeper:
         self.on = keep_s > 0
         self._store = Store(data / "responses", keep_s, limit_bytes, share)
         self._thread = StoreThread()
-        #: (tenant, response id) -> session.
-        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._named = NamedSessions(REMEMBERED)
         #: Background runs of this process.
         self._running: dict[str, asyncio.Task[None]] = {}
         #: Those that it is about to run.
@@ -90,9 +89,7 @@ class Keeper:
     # ---- writing -----------------------------------------------------------------------------------------------
     def note(self, tenant: str, response_id: str, session: str) -> None:
         """A hint may name this response instead of its session."""
-        self._sessions[(tenant, response_id)] = session
-        while len(self._sessions) > REMEMBERED:
-            self._sessions.popitem(last=False)
+        self._named.note(tenant, response_id, session)
 
     async def put(self, response: Response, *, always: bool = True) -> bool:
         """Store it; False: there is no room for it, or the store cannot be written. always: it was computed; else
@@ -107,7 +104,7 @@ class Keeper:
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete it, and stop it if it runs. Raises NotFound for an unknown one."""
-        self._sessions.pop((tenant, response_id), None)
+        self._named.drop(tenant, response_id)
         known = is_response_id(response_id) and self.on
         if not known or not await self._do(tenant, lambda: self._store.delete(tenant, response_id)):
             raise _unknown(response_id)
@@ -115,8 +112,7 @@ class Keeper:
 
     async def forget(self, tenant: str, session: str) -> None:
         """Delete all responses of a session."""
-        for key in [key for key, value in self._sessions.items() if key[0] == tenant and value == session]:
-            del self._sessions[key]
+        self._named.forget(tenant, session)
         gone = int(self.on)
         while gone:
             gone = await self._do(tenant, lambda: self._store.forget(tenant, session))
@@ -146,7 +142,7 @@ class Keeper:
 
     async def session(self, tenant: str, response_id: str) -> str | None:
         """The session of a response that a hint names, if it is known. Raises RateLimited when too many calls wait."""
-        known = self._sessions.get((tenant, response_id))
+        known = self._named.session(tenant, response_id)
         if known is None and self.on:
             with contextlib.suppress(Unavailable):
                 known = await self._do(tenant, lambda: self._store.session(tenant, response_id, self._clock.wall()))

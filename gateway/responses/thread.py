@@ -1,6 +1,7 @@
-"""The one thread that works on the store, in turns by tenant: one tenant's work delays another's by one piece.
+"""The one thread that works on a store, in turns by tenant: one tenant's work delays another's by one piece.
 
-It knows nothing of the store. Work has to be short; whoever has much of it asks for several turns.
+It knows nothing of the store: that of responses, or the files for fine-tuning. Work has to be short; whoever has much
+of it asks for several turns.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ _Asked = tuple[Callable[[], Any], asyncio.Future[Any]]
 class StoreThread:
     """See the module. One event loop."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="responses")
+    def __init__(self, what: str = "stored responses") -> None:
+        """what: it works on, for callers who are told to wait."""
+        self._what = what
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=what)
         self._turns: Turns[_Asked] = Turns(1, 1, sys.maxsize)
         #: By owner: the calls without a result yet that may be refused; at most `WAITING`.
         self._refusable: Counter[str] = Counter()
@@ -42,7 +45,7 @@ class StoreThread:
         if always:
             return await self._turn(owner, work)
         if self._refusable[owner] >= WAITING:
-            raise RateLimited(f"{WAITING} calls for your stored responses wait already; try again when they are done")
+            raise RateLimited(f"{WAITING} calls for your {self._what} wait already; try again when they are done")
         self._refusable[owner] += 1
         try:
             return await self._turn(owner, work)
@@ -84,7 +87,9 @@ class StoreThread:
             self._next()
 
     async def close(self, last: Callable[[], object]) -> None:
-        """Calls that wait raise Unavailable; what runs ends, and then `last` is done. Call it once."""
+        """Calls that wait raise Unavailable; what runs ends, and then `last` is done. Safe to call twice."""
+        if self._closed:
+            return
         self._closed = True
         for owner, asked in self._asked:
             if self._turns.withdraw(owner, asked) and not asked[1].done():

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from contracts.errors import RequestError, Unavailable
+from contracts.errors import RequestError
 from contracts.request import Output
 from gateway import metrics, sse, timing
 from gateway.answering import Answering
@@ -26,7 +26,7 @@ from gateway.core.seeds import SEED_MASK, choice_seed
 from gateway.core.turn_times import TurnTimes, server_timing
 from gateway.entering import entered
 from gateway.envelope import route_name
-from gateway.generate import ChoiceCall, Generation, Job, unknown_model
+from gateway.generate import ChoiceCall, Generation, Job, check_model
 from gateway.inline_hints import InlineHints
 from gateway.intake import pinned_node
 from gateway.openai.asked import Asked, Prompt
@@ -57,13 +57,10 @@ class Part:
 def new_job(
     request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, session: Resolved, request_id: str
 ) -> Job:
-    """The job of one prompt, shared by its choices. request_id: unique. Raises NotFound for an unknown model,
-    Unavailable while no fleet is known, and what `pinned_node` and `hop_of` raise."""
+    """The job of one prompt, shared by its choices. request_id: unique. Raises what `check_model`, `pinned_node`
+    and `hop_of` raise."""
     parts = request.app[PARTS]
-    if not parts.fleet.knows_model(asked.model):
-        if parts.fleet.view is None:
-            raise Unavailable("no scheduler has answered yet; try again in a moment")
-        raise unknown_model(asked.model)
+    check_model(parts.fleet, asked.model)
     base = parts.fleet.base_of(asked.model)
     sampling = asked.sampling
     if sampling.seed is None:
@@ -160,6 +157,8 @@ class _Run:
         self.generations: dict[int, Generation] = {}
         self.choices = [Choice(i) for i in range(self.n * len(prompts))]
         self._first_s: dict[int, float] = {}
+        #: Held of the answer's logprobs.
+        self._kept_bytes = 0
         #: Status of the error that ended it, if any.
         self.failure = 0
         targets = parts.fleet.targets(self.model)
@@ -289,7 +288,7 @@ class _Run:
                     choice.text.append(output.text)
                     if output.tool_calls:
                         choice.called(output.tool_calls)
-                    if output.logprobs:
+                    if output.logprobs and not self.asked.stream:
                         choice.logprobs += output.logprobs
                     choice.finish_reason = output.finish_reason or choice.finish_reason
                     choice.ended = output.finish_reason is not None
@@ -301,11 +300,20 @@ class _Run:
                         self._first_s[index] = last_s
                         metrics.child(metrics.TTFT, self.route, self.model).observe(last_s - self.arrived_s)
                         self._attained[index].took(TTFT, last_s - self.arrived_s)
+                self._gather(choice)
                 yield gained
         if choice.completion_tokens > 1:
             token_s = (last_s - self._first_s[index]) / (choice.completion_tokens - 1)
             metrics.child(metrics.TPOT, self.route, self.model).observe(token_s)
             self._attained[index].took(TPOT, token_s)
+
+    def _gather(self, choice: Choice) -> None:
+        """Encode the choice's new logprobs, and hold what the answer keeps of any. Raises Unavailable."""
+        if choice.logprobs:
+            self.answering.gather(choice)
+        if (more := self.answering.kept_bytes - self._kept_bytes) > 0:
+            self.parts.bodies.hold_more(self.request, more)
+            self._kept_bytes += more
 
     def _take_thought(self, choice: Choice, reader: ReasoningReader, output: Output) -> str:
         """The thought in `output` for the caller; mutates the output's text to the rest."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 
 from contracts.errors import InvalidRequest
+from gateway import sse
 from gateway.finetune.answers import file_object, listing, page
 from gateway.finetune.files import MOST_FILES
 from gateway.intake import server_caller_of
@@ -39,11 +41,13 @@ async def index(request: web.Request) -> web.Response:
     if order not in ORDERS:
         raise InvalidRequest(f"order must be one of {', '.join(ORDERS)}", param="order")
     limit = number(request, "limit", 10_000, 10_000)
-    found = await asyncio.to_thread(request.app[PARTS].fine_tuning.files.listed, tenant)
+    tuning = request.app[PARTS].fine_tuning
+    found = await tuning.turns.run(tenant, partial(tuning.files.listed, tenant))
     wanted = [info for info in found[: 10 * MOST_FILES] if purpose in (None, info.purpose)]
     wanted = wanted if order == ORDERS[0] else wanted[::-1]
     items, more = page(wanted, [info.id for info in wanted], query.get("after", ""), limit)
-    return web.json_response(listing([file_object(info) for info in items], more))
+    body = sse.encoded(listing([file_object(info) for info in items], more))
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 async def show(request: web.Request) -> web.Response:

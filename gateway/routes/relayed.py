@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from contracts.errors import RequestError, Unavailable
+from contracts.errors import RequestError
 from contracts.ids import SessionKey
 from gateway import metrics, sse, timing
 from gateway.attainment import TPOT, TTFT
@@ -26,7 +26,7 @@ from gateway.core.relay_routes import APIS
 from gateway.core.turn_times import server_timing
 from gateway.entering import entered
 from gateway.envelope import route_name
-from gateway.generate import unknown_model
+from gateway.generate import check_model
 from gateway.inline_hints import InlineHints
 from gateway.intake import pinned_node
 from gateway.parts import PARTS, Parts
@@ -82,14 +82,10 @@ def _session(request: web.Request, caller: Caller, asked: Relayed) -> Resolved:
 
 
 def _job(request: web.Request, caller: Caller, asked: Relayed, session: Resolved, request_id: str) -> RelayJob:
-    """Raises NotFound for an unknown model, Unavailable while no fleet is known, and what `pinned_node`, `hop_of` and
-    `up` raise."""
+    """Raises what `check_model`, `pinned_node`, `hop_of` and `up` raise."""
     parts = request.app[PARTS]
     model = asked.model or parts.config.served_model
-    if not parts.fleet.knows_model(model):
-        if parts.fleet.view is None:
-            raise Unavailable("no scheduler has answered yet; try again in a moment")
-        raise unknown_model(model)
+    check_model(parts.fleet, model)
     model = parts.fleet.base_of(model)
     return RelayJob(
         request_id=labelled(request, request_id or secrets.token_hex(12)),

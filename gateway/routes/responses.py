@@ -15,6 +15,7 @@ from gateway.core.implicit import after_answer, with_calls
 from gateway.core.relay_bodies import Relayed
 from gateway.core.renaming import OF_RESPONSES, renamed
 from gateway.envelope import OUTLIVES
+from gateway.generate import check_model
 from gateway.inline_hints import expect_result
 from gateway.intake import caller_of, query_caller_of, read_response
 from gateway.openai.chat_reader import ChatReader
@@ -28,10 +29,12 @@ from gateway.routes.answer import Part, answer, new_job
 from gateway.routes.translated import relay_translated
 from gateway.sessions import Resolved, stated
 from gateway.translating import ResponseAsked
+from gateway.whole_answers import sent
 from runtime import telemetry
 
 log = telemetry.logger("gateway.responses")
 _LIMIT, _MOST = 20, 100
+_JSON = {"Content-Type": "application/json; charset=utf-8"}
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -121,8 +124,8 @@ class _Turn:
 
     # ---- in the background -------------------------------------------------------------------------------------
     async def in_background(self) -> web.StreamResponse:
-        """The response object, before the answer. Raises InvalidRequest where nothing is stored, Unavailable when it
-        cannot be, RateLimited when too many calls wait."""
+        """The response object, before the answer. Raises InvalidRequest where nothing is stored, NotFound for an
+        unknown model, Unavailable when it cannot be stored or held, RateLimited when too many calls wait."""
         keeper = self._parts.responses
         if not keeper.on:
             raise InvalidRequest(
@@ -130,17 +133,20 @@ class _Turn:
                 param="background",
                 code="unsupported_parameter",
             )
+        check_model(self._parts.fleet, self._asked.asked.model or self._parts.config.served_model)
         queued = self._answering.response("queued")
-        runs = False
-        try:
-            runs = await keeper.run(self._row(dict(queued), keeper.runner), self._run)
-        finally:
-            self._request[OUTLIVES] = runs  # else nobody would release its body
-        if not runs:
-            raise Unavailable("responses cannot be stored at the moment; try again")
-        keeper.note(self._caller.tenant, self._id, self._session.key.session_id)
-        headers = {"X-Session-Id": self._session.key.session_id, HEADER: shown(labelled(self._request, self._id))}
-        return web.json_response(queued, headers=headers, dumps=lambda value: sse.encoded(value).decode())
+        told = sse.encoded(queued)
+        with self._parts.bodies.sending(self._caller.tenant, len(told)):
+            runs = False
+            try:
+                runs = await keeper.run(self._row(dict(queued), keeper.runner), self._run)
+            finally:
+                self._request[OUTLIVES] = runs  # else nobody would release its body
+            if not runs:
+                raise Unavailable("responses cannot be stored at the moment; try again")
+            keeper.note(self._caller.tenant, self._id, self._session.key.session_id)
+            headers = {"X-Session-Id": self._session.key.session_id, HEADER: shown(labelled(self._request, self._id))}
+            return await sent(self._request, told, headers | _JSON, closes=self._parts.draining)
 
     async def _run(self) -> None:
         """Compute it, and store what has become of it."""

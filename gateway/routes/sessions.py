@@ -3,6 +3,7 @@ server keys."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -13,11 +14,16 @@ from contracts.ids import check_session_id
 from contracts.turn_times import checked
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
-from gateway.intake import server_caller_of
+from gateway import sse
+from gateway.encoded_arrays import EncodedArray
+from gateway.fleet import AT_A_TIME
+from gateway.intake import charge_queries, server_caller_of
 from gateway.parts import PARTS
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
+#: So many that are asked for count as one more query.
+SESSIONS_A_QUERY = 50
 #: Most recently used first; or by id, which is stable while pages are read.
 ORDERS = ("last_use", "id")
 #: The scheduler waits ten seconds for the nodes, so wait longer.
@@ -26,26 +32,33 @@ ERASE_TIMEOUT_S = 15.0
 
 async def index(request: web.Request) -> web.Response:
     """A page of the sessions that some node holds, as OpenAI's list: `?limit=`, `?after=`, `?order=`."""
-    caller = server_caller_of(request)
+    caller = server_caller_of(request, counted=False)
     text, order, after = (
         request.query.get("limit", str(DEFAULT_LIMIT)),
         request.query.get("order", ORDERS[0]),
         request.query.get("after", ""),
     )
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_LIMIT:
+    limit = int(text[:9]) if text.isascii() and text.isdigit() else 0
+    charge_queries(request, caller, 1 + min(limit, MAX_LIMIT) // SESSIONS_A_QUERY)
+    if not 1 <= limit <= MAX_LIMIT:
         raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LIMIT}", param="limit")
     if order not in ORDERS:
         raise InvalidRequest(f"order must be one of {', '.join(ORDERS)}", param="order")
     if after:
         check_session_id(after, "after")
-    wanted = pb.ListSessionsRequest(tenant=caller.tenant, limit=int(text[:9]), after=after, by_id=order == "id")
+    wanted = pb.ListSessionsRequest(tenant=caller.tenant, limit=limit, after=after, by_id=order == "id")
     found = await request.app[PARTS].fleet.sessions(wanted)
     if found is None:
         remedy = "begin anew, or list with order=id, where every id has a place"
         raise InvalidRequest(f"after: no node holds a session {after!r} any more; {remedy}", param="after")
-    data, more = [_summary(s) for s in found[0]], found[1]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return web.json_response({"object": "list", "data": data, **ends, "has_more": more})
+    page, more = found
+    data = EncodedArray()
+    for at in range(0, len(page), AT_A_TIME):
+        data.add([_summary(s) for s in page[at : at + AT_A_TIME]])
+        await asyncio.sleep(0)
+    ids = [page[at].session.session_id for at in (0, -1)] if page else [None, None]
+    body = sse.encoded({"object": "list", "data": data, "first_id": ids[0], "last_id": ids[1], "has_more": more})
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 async def show(request: web.Request) -> web.Response:

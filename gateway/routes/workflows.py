@@ -3,6 +3,7 @@ for server keys."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -36,7 +37,11 @@ async def index(request: web.Request) -> web.Response:
         known = found.get(workflow.name.name)
         if known is None or _seen(workflow) > _seen(known):
             found[workflow.name.name] = workflow
-    return web.json_response({"object": "list", "data": [_workflow(found[name]) for name in sorted(found)]})
+    data = []
+    for name in sorted(found):
+        data.append(_workflow(found[name]))
+        await asyncio.sleep(0)  # there may be thousands of edges: others have their turn
+    return web.json_response({"object": "list", "data": data})
 
 
 async def show(request: web.Request) -> web.Response:

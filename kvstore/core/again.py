@@ -6,11 +6,13 @@ then after twice as long each time, up to `MOST_S`. `hints` skips retries while 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from contracts.ids import SessionKey
 
 PAUSE_S, MOST_S = 0.25, 4.0
+#: Most loads retried at a time, and about the most chunks of theirs. The others stay due, before those cut later.
+MOST_AT_ONCE, MOST_CHUNKS = 64, 4096
 
 
 class Again:
@@ -41,9 +43,17 @@ class Again:
         self._pauses_s.pop(session, None)
         self._due_s.pop(session, None)
 
-    def due(self, now: float) -> list[SessionKey]:
-        """Remove and return the sessions to retry now, in the order in which they were cut."""
-        due = [session for session, due_s in self._due_s.items() if due_s <= now]
+    def due(self, now: float, chunks: Callable[[SessionKey], int] = lambda session: 1) -> list[SessionKey]:
+        """Remove and return the sessions to retry now, in the order in which they were cut, as far as `MOST_AT_ONCE`
+        and `MOST_CHUNKS` allow. chunks: of a session."""
+        due: list[SessionKey] = []
+        looked = 0
+        for session, due_s in self._due_s.items():
+            if len(due) >= MOST_AT_ONCE or looked >= MOST_CHUNKS:
+                break
+            if due_s <= now:
+                due.append(session)
+                looked += chunks(session)
         for session in due:
             del self._due_s[session]
         return due

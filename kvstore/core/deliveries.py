@@ -88,12 +88,16 @@ class Deliveries:
         for piece in pieces:
             offset = load.leased.pop(piece, None)
             if offset is not None:
-                self._ledger.unpin(offset)
+                self._unpin(load, piece[0], offset)
 
     def release(self, load: StoreLoad) -> None:
         """Unpin everything: the owner is gone or has cancelled the load."""
-        for offset in load.leased.values():
-            self._ledger.unpin(offset)
+        for (i, _), offset in load.leased.items():
+            self._unpin(load, i, offset)
+
+    def _unpin(self, load: StoreLoad, i: int, offset: int) -> None:
+        if self._ledger.unpin(offset):
+            self._index.loosen(self._index.chunks[load.wants[i][0]])
 
     def validate(self, loads: Iterable[StoreLoad], index: Index) -> None:
         """Raise AssertionError when the invariant does not hold."""

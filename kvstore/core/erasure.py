@@ -13,8 +13,9 @@ erased, because the same content may have been saved again. Erased chunks are no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
@@ -51,6 +52,8 @@ from kvstore.core.tombstone import OpenErasure, Tombstone
 
 #: Most erased chunks that a worker is told of when it attaches.
 _TOLD = 20_000
+#: Doomed chunks that every event looks at, whether or not something of theirs has changed.
+_LOOKS = 16
 _GONE = (CopyState.ABSENT, CopyState.SKIPPED)
 
 
@@ -186,7 +189,7 @@ class Erasure:
                 self._out.append(TellErase(tuple(here)))
             self.remove_here(here)
         if event.complete:
-            self.graves.listed({tombstone.session for tombstone in event.tombstones})
+            self.graves.listed({tombstone.session for tombstone in (*event.earlier, *event.tombstones)})
 
     def _unnamed(self, key: bytes) -> bool:
         return key in self._index.chunks and key not in self._index.names
@@ -237,16 +240,16 @@ class Erasure:
             self._doom(chunk)
             if chunk.blob is not CopyState.PRESENT:
                 self._out.append(DeleteBlob(key, chunk.shape.fingerprint))
-        self.sweep()
+        self._delete_unused(keys)
 
-    def remove_here(self, keys: Iterable[bytes]) -> None:
+    def remove_here(self, keys: Collection[bytes]) -> None:
         """Doom unnamed chunks on this node only."""
         for key in keys:
             chunk = self._index.chunks[key]
             if chunk.blob is CopyState.PRESENT:
                 self._index.set_copy(chunk, "blob", CopyState.ABSENT)
             self._doom(chunk)
-        self.sweep()
+        self._delete_unused(keys)
 
     def _doom(self, chunk: Chunk) -> None:
         chunk.doomed = True
@@ -254,8 +257,20 @@ class Erasure:
         self._loads.void_key(chunk.key)
 
     def sweep(self) -> None:
-        """Delete what is no longer in use of doomed chunks. Called after every event."""
-        for key, chunk in list(self._doomed.items()):
+        """Delete what is no longer in use of doomed chunks: of those that this event has loosened, and of a few others
+        in turn. Called after every event."""
+        loosened, self._index.loosened = self._index.loosened, {}
+        self._delete_unused(loosened)
+        others = list(islice(self._doomed, _LOOKS))
+        for key in others:
+            self._doomed[key] = self._doomed.pop(key)
+        self._delete_unused(others)
+
+    def _delete_unused(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            chunk = self._doomed.get(key)
+            if chunk is None:
+                continue
             for layer, state in enumerate(chunk.states.copy()):
                 if state is PieceState.READY and evictable(chunk) and not self._ledger.pinned(chunk.offsets[layer]):
                     self._room.drop(chunk, layer)

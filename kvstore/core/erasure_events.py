@@ -62,8 +62,9 @@ class ErasuresReplayed:
 
 @dataclass(frozen=True, slots=True)
 class TombstonesListed:
-    """Tombstones in blob. complete: these are all."""
+    """Tombstones in blob. complete: with `earlier` ones, whose events came before, these are all."""
 
     tombstones: Sequence[Tombstone]
     now: float
     complete: bool = False
+    earlier: Sequence[Tombstone] = ()

@@ -3,6 +3,9 @@
 The order is maintained incrementally: a queue for each model and band has an entry for every chunk with READY pieces
 there, at its highest layer. A change of a chunk's key (`Index.stirred`, `Sessions.changed`) adds a new entry; outdated
 entries are skipped. So a victim costs O(log n).
+
+The standing of a chunk that very many sessions name only rises, with those of its sessions that change; one such chunk
+a second is ranked anew. Else everybody would wait for as many as one tenant has given names.
 """
 
 from __future__ import annotations
@@ -10,14 +13,14 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from contracts.memory.layer_bands import band_of, layers_of
 from contracts.memory.victim_order import Rank, Standing, VictimKey, strongest, victim_key
-from kvstore.core.index import Chunk, Index
+from kvstore.core.index import MANY_NAMES, Chunk, Index
 from kvstore.core.ledger import SlotKind, slot_bytes
 from kvstore.core.sessions import Sessions
 from kvstore.core.state import CopyState, PieceState
@@ -31,6 +34,8 @@ _READY, _PRESENT, _WAITING = PieceState.READY, CopyState.PRESENT, CopyState.WAIT
 
 #: The heaps are rebuilt when they have this many times more entries than there are chunks.
 _SLACK = 8
+#: Seconds between two recounts of chunks that many sessions name.
+_RECOUNT_S = 1.0
 
 
 def unsaved(chunk: Chunk) -> bool:
@@ -110,6 +115,8 @@ class Victims:
         self._now = 0.0
         self._standings: dict[bytes, Standing] = {}  #: by chunk, cached since the last refresh
         self._of_session: dict[SessionKey, Standing] = {}
+        self._of_many: dict[bytes, Standing] = {}  #: of chunks that many sessions name, the next recount's first
+        self._recount_s = -math.inf
         self._passed: set[tuple[bytes, int]] = set()
         self._popped: dict[tuple[bytes, SlotKind], Chunk] = {}
 
@@ -121,10 +128,19 @@ class Victims:
         self._standings.clear()
         self._of_session.clear()
         self._sessions.expire(now)
-        changed = bool(self._index.stirred or self._sessions.changed)
-        for session in self._sessions.changed:
-            self._index.stir(session)
+        changed = bool(self._sessions.changed)
+        for session in (*self._sessions.changed, *self._index.joined):
+            keys = self._index.stir(session)
+            if self._of_many:
+                self._raise(keys, self._standing(session))
         self._sessions.changed.clear()
+        self._index.joined.clear()
+        if self._of_many and now >= self._recount_s:
+            self._recount_s = now + _RECOUNT_S
+            key = next(iter(self._of_many))
+            del self._of_many[key]
+            self._index.stir_key(key)
+        changed = changed or bool(self._index.stirred)
         for key in self._index.stirred:
             chunk = self._index.resident.get(key)
             if chunk is not None:
@@ -144,11 +160,25 @@ class Victims:
             return None
         standing = self._standings.get(chunk.key)
         if standing is None:
-            names = self._index.names.get(chunk.key, ())
-            standing = self._standings[chunk.key] = strongest([self._standing(s) for s in names])
+            standing = self._standings[chunk.key] = self._strongest(chunk.key)
         return victim_key(
             standing, unsaved=unsaved(chunk), layer=layer, position=chunk.position, by_layer=self._layer_priority
         )
+
+    def _strongest(self, key: bytes) -> Standing:
+        names = self._index.names.get(key, ())
+        known = self._of_many.get(key) if len(names) > MANY_NAMES else None
+        if known is None:
+            known = strongest([self._standing(s) for s in names])
+            if len(names) > MANY_NAMES:
+                self._of_many[key] = known
+        return known
+
+    def _raise(self, keys: Iterable[bytes], standing: Standing) -> None:
+        for key in keys:
+            known = self._of_many.get(key)
+            if known is not None and known < standing:
+                self._of_many[key] = standing
 
     def _standing(self, session: SessionKey) -> Standing:
         """The session's standing, cached because many chunks share it."""

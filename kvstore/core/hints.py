@@ -3,7 +3,6 @@ it, and brings its cache into the arena."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from kvstore.core import instructions as do
 from kvstore.core.again import Again
 from kvstore.core.index import Index
 from kvstore.core.loads import Loads
-from kvstore.core.sessions import Advice, Sessions
+from kvstore.core.sessions import MOST_ENDED, Advice, Expiries, Sessions
 from kvstore.core.usefulness import Usefulness
 
 #: Owner of the loads that hints begin.
@@ -35,7 +34,8 @@ class Hints:
         self._node, self._index, self._sessions, self._loads, self._out = node, index, sessions, loads, out
         self._usefulness = usefulness
         self._last: dict[SessionKey, ev.Advised] = {}  #: by session, the latest hint
-        self._expiries: list[tuple[float, SessionKey]] = []
+        self._expiries = Expiries(self._expires, self._last.__len__)
+        self._behind = False  #: more hints have expired than one tick drops
         self._again = Again()
         self._fetching: set[SessionKey] = set()  #: sessions whose manifest is being read from blob
         self._numbers = 0
@@ -48,7 +48,7 @@ class Hints:
     @property
     def waiting(self) -> bool:
         """Whether ticks are needed."""
-        return bool(self._loads.short) or self._again.waiting
+        return bool(self._loads.short) or self._again.waiting or self._behind
 
     def advise(self, event: ev.Advised) -> None:
         """A hint came. Its manifest is read again if another node may have served the session since."""
@@ -57,7 +57,7 @@ class Hints:
             event.session, Advice(event.priority, arrival, event.now + event.lifetime_s, event.device)
         )
         self._last[event.session] = event
-        heapq.heappush(self._expiries, (event.now + event.lifetime_s, event.session))
+        self._expiries.add(event.now + event.lifetime_s, event.session)
         self._again.forget(event.session)
         if event.session in self._fetching:
             return
@@ -83,11 +83,15 @@ class Hints:
         self._again.forget(session)
 
     def fetched(self, session: SessionKey, now: float) -> None:
-        """The session's manifest has been read, if there is one."""
+        """The session's manifest has been read, if there is one. The hint of a session that exists nowhere is
+        forgotten: anybody can make up names."""
         self._fetching.discard(session)
         hint = self._last.get(session)
         if hint is not None and self._sessions.live(session, now):
             self._bring(hint)
+        if hint is not None and session not in self._index.manifests and not self._sessions.is_used(session):
+            self.ended(session)
+            self._sessions.unadvise(session)
 
     def attached(self, now: float) -> None:
         """A worker attached: hints that came before it are handled again."""
@@ -103,19 +107,28 @@ class Hints:
     def tick(self, now: float) -> None:
         """Time passed: drop expired hints, and retry loads that ended incomplete for lack of room, unless what hints
         bring is mostly evicted before it is taken."""
-        while self._expiries and self._expiries[0][0] <= now:
-            session = heapq.heappop(self._expiries)[1]
+        expired = self._expiries.due(now)
+        self._behind = len(expired) == MOST_ENDED
+        for session in expired:
             if not self._sessions.live(session, now):
                 self.ended(session)
         for session in self._loads.short:
             if session in self._last:
                 self._again.short(session, now)
         self._loads.short.clear()
-        for session in self._again.due(now):
+        for session in self._again.due(now, self._chunks):
             if self._usefulness.wasteful(now):
                 self._again.short(session, now)
             elif session not in self._fetching:
                 self._bring(replace(self._last[session], now=now))
+
+    def _expires(self, session: SessionKey) -> float | None:
+        hint = self._last.get(session)
+        return None if hint is None else hint.now + hint.lifetime_s
+
+    def _chunks(self, session: SessionKey) -> int:
+        manifest = self._index.manifests.get(session)
+        return len(manifest.keys) if manifest is not None else 0
 
     def _others(self, sources: Sequence[str]) -> tuple[str, ...]:
         return tuple(s for s in sources if s != self._node)

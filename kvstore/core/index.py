@@ -13,32 +13,25 @@ A node may know millions of chunks, so equal objects are shared (shapes, keys, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Container, Iterable
+from dataclasses import replace
 
 from contracts.ids import SessionKey
-from contracts.kv import KvShape, Manifest, leading
+from contracts.kv import KvShape, Manifest
 from kvstore.core.chunk import NO_NUMBERS, NO_STATES, UNREAD, Chunk, stored_bytes
 from kvstore.core.state import COPY_MOVES, PIECE_MOVES, CopyState, PieceState, move
 
-__all__ = ["WITH_SLOT", "Chunk", "Index", "Residency"]
+__all__ = ["WITH_SLOT", "Chunk", "Index"]
 
 #: States of copies that take room on the SSD.
 _STORED = (CopyState.PRESENT, CopyState.WAITING)
 WITH_SLOT = (PieceState.LOADING, PieceState.SAVING, PieceState.READY)
 #: Manifests are trimmed when there are 1 / _TRIM_SHARE more than the limit.
 _TRIM_SHARE = 16
+#: A chunk that more sessions name is not ranked by all of them each time (eviction.py).
+MANY_NAMES = 256
 #: Most former chunks kept in a manifest, the latest.
 MOST_FORMER = 512
-
-
-@dataclass(slots=True)
-class Residency:
-    """How much of one session one tier holds (contracts: TierResidency)."""
-
-    layer_chunks: list[int] = field(default_factory=list)
-    tokens: int = 0
-    bytes: int = 0
 
 
 class Index:
@@ -55,6 +48,7 @@ class Index:
         self.names: dict[bytes, Collection[SessionKey]] = {}
         self.dirty: set[SessionKey] = set()
         self.stirred: dict[bytes, None] = {}  #: resident chunks whose victim key may have changed
+        self.joined: dict[SessionKey, None] = {}  #: sessions that name a chunk of many since; eviction.py clears it
         self.ssd_bytes = 0  #: raw bytes of the chunks on the SSD
         self.ssd_stored_bytes = 0  #: bytes of its files, including those being written
         self.ssd_chunks: Counter[SessionKey] = Counter()  #: by session, number of its chunks on the SSD
@@ -62,6 +56,7 @@ class Index:
         self.named: Counter[tuple[str, bytes]] = Counter()
         self.named_chunks: Counter[bytes] = Counter()  #: fingerprint -> number of named chunks
         self.unnamed: dict[bytes, int] = {}  #: unnamed chunks on the SSD -> number of sweeps that found them so
+        self.loosened: dict[bytes, None] = {}  #: doomed chunks that may be less in use; erasure.py clears it
         self._alone: dict[SessionKey, tuple[SessionKey]] = {}
         self._perhaps_empty: set[bytes] = set()
 
@@ -84,6 +79,7 @@ class Index:
             chunk.offsets = [-1] * layers
             chunk.sums = [0] * layers
             self.resident[chunk.key] = chunk
+        self.loosen(chunk)
         old = chunk.states[layer]
         chunk.states[layer] = move(PIECE_MOVES, old, new)
         if new in WITH_SLOT:
@@ -101,7 +97,7 @@ class Index:
         else:
             return
         self._touch(chunk.key)
-        self._stir_key(chunk.key)
+        self.stir_key(chunk.key)
 
     def set_copy(
         self, chunk: Chunk, tier: str, new: CopyState, sums: tuple[int, ...] = (), encoded_bytes: int = 0
@@ -115,6 +111,7 @@ class Index:
         if old is new:
             return
         move(COPY_MOVES, old, new)
+        self.loosen(chunk)
         setattr(chunk, tier, new)
         chunk.set_sums(tier, sums if new is CopyState.PRESENT else ())
         if tier == "ssd":
@@ -124,7 +121,7 @@ class Index:
             if new in (CopyState.PRESENT, CopyState.ABSENT):
                 chunk.backed = int(new is CopyState.PRESENT)
         self._touch(chunk.key)
-        self._stir_key(chunk.key)
+        self.stir_key(chunk.key)
         self._perhaps_empty.add(chunk.key)
 
     def add_listed(self, shape: KvShape, keys: Iterable[bytes]) -> None:
@@ -179,15 +176,23 @@ class Index:
                 del self.chunks[key]
         self._perhaps_empty.clear()
 
+    def loosen(self, chunk: Chunk) -> None:
+        """Something of the chunk may no longer be in use."""
+        if chunk.doomed:
+            self.loosened[chunk.key] = None
+
     def _touch(self, key: bytes) -> None:
         self.dirty.update(self.names.get(key, ()))
 
-    def stir(self, session: SessionKey) -> None:
-        """The session's standing has changed."""
-        for key in self._named_by(session):
-            self._stir_key(key)
+    def stir(self, session: SessionKey) -> Collection[bytes]:
+        """The session's standing has changed. Returns the chunks that it names."""
+        keys = self._named_by(session)
+        for key in keys:
+            self.stir_key(key)
+        return keys
 
-    def _stir_key(self, key: bytes) -> None:
+    def stir_key(self, key: bytes) -> None:
+        """The victim key of the chunk may have changed."""
         if key in self.resident:
             self.stirred[key] = None
 
@@ -267,7 +272,7 @@ class Index:
         return named | self.claims.get(session, {})
 
     def _name(self, session: SessionKey, key: bytes, fingerprint: bytes, chunk: Chunk | None) -> None:
-        self._stir_key(key)
+        self.stir_key(key)
         sessions = self.names.get(key)
         if sessions is None:
             alone = self._alone.get(session)
@@ -283,6 +288,8 @@ class Index:
             return
         elif isinstance(sessions, set):
             sessions.add(session)
+            if len(sessions) > MANY_NAMES:
+                self.joined[session] = None
         else:
             self.names[key] = {*sessions, session}
         if chunk is not None and chunk.ssd is CopyState.PRESENT:
@@ -294,7 +301,7 @@ class Index:
             sessions = self.names.get(key, ())
             if session not in sessions:
                 continue
-            self._stir_key(key)
+            self.stir_key(key)
             chunk = self.chunks.get(key)
             on_ssd = chunk is not None and chunk.ssd is CopyState.PRESENT
             if on_ssd:
@@ -313,31 +320,6 @@ class Index:
         return orphans
 
     # ---- questions
-
-    def residency(self, keys: Sequence[bytes], tier: str) -> Residency:
-        """What the tier ("dram", "ssd", "blob") holds of these chunks."""
-        answer = Residency()
-        whole: list[bool] = []
-        tokens = 0
-        for key in keys:
-            chunk = self.chunks.get(key)
-            if chunk is None:
-                whole.append(False)
-                continue
-            layers, tokens = chunk.shape.layers, chunk.shape.chunk_tokens
-            if len(answer.layer_chunks) < layers:
-                answer.layer_chunks += [0] * (layers - len(answer.layer_chunks))
-            present: Collection[int] = ()
-            if chunk.complete if tier == "dram" else getattr(chunk, tier) is CopyState.PRESENT:
-                present = range(layers)
-            elif tier == "dram" and chunk.ready:
-                present = [layer for layer, state in enumerate(chunk.states) if state is PieceState.READY]
-            for layer in present:
-                answer.layer_chunks[layer] += 1
-            answer.bytes += len(present) * chunk.shape.piece_bytes
-            whole.append(len(present) == layers)
-        answer.tokens = leading(whole) * tokens
-        return answer
 
     def held(self, session: SessionKey) -> tuple[int, int, int]:
         """Of the session: (tokens of the leading chunks on this node, of those wholly in the arena, bytes here). Of a

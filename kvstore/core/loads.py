@@ -178,8 +178,10 @@ class Loads:
         """Get chunk `i`: lease its READY pieces, join pieces that are being brought, plan reads of the others. With no
         known source ask the blob tier; the chunk is void when that cannot help."""
         key, wanted = load.wants[i]
-        layers = sorted(load.missing.get(i, wanted))
         chunk = self._sources.usable(load, key)
+        if load.kind is LoadKind.ADVISED and chunk is not None and chunk.complete and i not in load.missing:
+            return  # a hint leases nothing
+        layers = sorted(load.missing.get(i, wanted))
         absent: list[int] = []
         leased: list[int] = []
         for layer in layers:

@@ -7,7 +7,7 @@ session that names it. Erasures are in erasure.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 
 from kvstore.core.index import Index
 from kvstore.core.instructions import Counted, DeleteBlob, Instruction, TellErase
@@ -24,7 +24,7 @@ class Orphans:
     """See the module. `remove_here(keys)` deletes chunks from this node."""
 
     def __init__(
-        self, index: Index, sessions: Sessions, out: list[Instruction], remove_here: Callable[[Iterable[bytes]], None]
+        self, index: Index, sessions: Sessions, out: list[Instruction], remove_here: Callable[[Collection[bytes]], None]
     ) -> None:
         self._index = index
         self._sessions = sessions

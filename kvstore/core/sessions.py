@@ -7,7 +7,7 @@ is unadvised; after expiry or invalidation it is dropped, the first to be evicte
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,6 +19,36 @@ from contracts.memory.victim_order import Standing, standing
 _LATER_S = 1e-3
 #: Old uses that one `trim` looks at, so that it stays short with any number of sessions.
 _LOOKS = 16
+#: Most advisories that one look at the clock ends; the next one goes on.
+MOST_ENDED = 1000
+#: Outdated entries that a heap of expiries may have beside twice the live ones.
+_SLACK = 4096
+
+
+class Expiries:
+    """When advisories end, earliest first. Times are monotonic. Outdated entries are dropped when they are many, as
+    anybody can renew hints. current: when a session's advisory ends, None without one; live: number of advisories."""
+
+    def __init__(self, current: Callable[[SessionKey], float | None], live: Callable[[], int]) -> None:
+        self._current, self._live = current, live
+        self._heap: list[tuple[float, SessionKey]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, at: float, session: SessionKey) -> None:
+        """The session's advisory ends at `at`."""
+        heapq.heappush(self._heap, (at, session))
+        if len(self._heap) > 2 * self._live() + _SLACK:
+            self._heap = list({entry for entry in self._heap if self._current(entry[1]) == entry[0]})
+            heapq.heapify(self._heap)
+
+    def due(self, now: float) -> list[SessionKey]:
+        """Remove and return the sessions of the first entries that are due, at most `MOST_ENDED`."""
+        due: list[SessionKey] = []
+        while self._heap and self._heap[0][0] <= now and len(due) < MOST_ENDED:
+            due.append(heapq.heappop(self._heap)[1])
+        return due
 
 
 @dataclass(slots=True)
@@ -45,19 +75,18 @@ class Sessions:
         self.advice: dict[SessionKey, Advice] = {}
         self.changed: dict[SessionKey, None] = {}  #: sessions whose standing may have changed; eviction.py clears it
         self._last_use: dict[SessionKey, float] = {}  #: in the order in which they became known
-        self._expiries: list[tuple[float, SessionKey]] = []
+        self._expiries = Expiries(self._expires, self.advice.__len__)
         self._ended: dict[SessionKey, None] = {}  #: sessions whose advisory may have ended since the last `trim`
 
     def advise(self, session: SessionKey, advice: Advice) -> None:
         """A hint came; it replaces the older one."""
         self.advice[session] = advice
         self.changed[session] = None
-        heapq.heappush(self._expiries, (advice.expires, session))
+        self._expiries.add(advice.expires, session)
 
     def expire(self, now: float) -> None:
-        """Add sessions whose advisory has expired to `changed`."""
-        while self._expiries and self._expiries[0][0] <= now:
-            session = heapq.heappop(self._expiries)[1]
+        """Add sessions whose advisory has expired to `changed`, at most `MOST_ENDED`."""
+        for session in self._expiries.due(now):
             self.changed[session] = self._ended[session] = None
 
     def invalidate(self, session: SessionKey) -> None:
@@ -80,6 +109,15 @@ class Sessions:
         if last_use > self._last_use.get(session, float("-inf")):
             self._note(session, last_use)
             self.changed[session] = None
+
+    def unadvise(self, session: SessionKey) -> None:
+        """Forget the advisory, which was for nothing known here."""
+        self.advice.pop(session, None)
+        self.changed[session] = None
+
+    def is_used(self, session: SessionKey) -> bool:
+        """Whether a use of the session is remembered."""
+        return session in self._last_use
 
     def forget(self, session: SessionKey) -> None:
         """The session was erased."""
@@ -121,6 +159,10 @@ class Sessions:
                 self._note(session, last_use)
             else:
                 self.forget(session)
+
+    def _expires(self, session: SessionKey) -> float | None:
+        advice = self.advice.get(session)
+        return None if advice is None else advice.expires
 
     def _note(self, session: SessionKey, last_use: float) -> None:
         self._last_use.pop(session, None)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from contracts.ids import SessionKey
 from scheduler.core.columns import urgency_class
 
+_Sessions = TypeVar("_Sessions", bound=dict[SessionKey, None])
 MAX_PENDING = 200_000
+#: Moves of one hint at most.
+MOVES = 2
 #: The store is not told of an arrival that is earlier by less than this, in seconds.
 _SOONER_S = 1.0
 
@@ -92,6 +96,11 @@ class Pending:
         return self.hint.session
 
     @property
+    def may_move(self) -> bool:
+        """Whether it may move to another device, now or later."""
+        return not self.hint.pin and len(self.left) < MOVES
+
+    @property
     def urgency(self) -> int:
         """The hint's urgency class (`columns.urgency_class`)."""
         return urgency_class(self.hint.priority)
@@ -130,9 +139,11 @@ class Advisories:
     ) -> None:
         self._most = most
         self._pending: dict[SessionKey, Pending] = {}
-        self._per_tenant: dict[str, dict[SessionKey, None]] = {}
+        # Ordered: the oldest is found at once, however many before it have gone.
+        self._per_tenant: dict[str, OrderedDict[SessionKey, None]] = {}
         self._ids: dict[tuple[str, str], SessionKey] = {}
         self._per_node: dict[str, dict[SessionKey, None]] = {}
+        self._movable: dict[str, OrderedDict[SessionKey, None]] = {}  #: by node
         self._ends: list[tuple[float, SessionKey]] = []
         self._expect = expect
         self.outcomes: Counter[str] = Counter()
@@ -152,6 +163,10 @@ class Advisories:
         """The hints pending on this device, in the order of their placement. Do not place hints while iterating."""
         return (self._pending[session] for session in self._per_node.get(node, ()))
 
+    def movable(self, node: str) -> Iterator[Pending]:
+        """Those of them that may move, in the same order."""
+        return (self._pending[session] for session in self._movable.get(node, ()))
+
     def place(self, pending: Pending) -> None:
         """Keep a placed hint; it replaces the session's older one."""
         self._drop(pending.session)
@@ -163,7 +178,9 @@ class Advisories:
         self._pending[session] = pending
         self._ids[(session.tenant, hint.advisory_id)] = session
         self._per_node.setdefault(pending.node, {})[session] = None
-        self._per_tenant.setdefault(session.tenant, {})[session] = None
+        self._per_tenant.setdefault(session.tenant, OrderedDict())[session] = None
+        if pending.may_move:
+            self._movable.setdefault(pending.node, OrderedDict())[session] = None
         self._expect(pending.node, pending.urgency, pending.chance)
         heapq.heappush(self._ends, (hint.expires_s, session))
         if len(self._ends) > 2 * len(self._pending) + 64:
@@ -185,10 +202,14 @@ class Advisories:
             self.outcomes["invalidated"] += 1
         return pending
 
-    def expire(self, now: float) -> list[Pending]:
-        """Remove and return the expired hints."""
+    def late(self, now: float) -> bool:
+        """Whether there are expired hints."""
+        return bool(self._ends) and self._ends[0][0] <= now
+
+    def expire(self, now: float, most: int = MAX_PENDING) -> list[Pending]:
+        """Remove and return the expired hints, at most so many."""
         late: list[Pending] = []
-        while self._ends and self._ends[0][0] <= now:
+        while len(late) < most and self.late(now):
             expires_s, session = heapq.heappop(self._ends)
             pending = self._pending.get(session)
             if pending is not None and pending.hint.expires_s == expires_s:
@@ -206,10 +227,10 @@ class Advisories:
         pending = self._pending.pop(session, None)
         if pending:
             self._ids.pop((session.tenant, pending.hint.advisory_id), None)
-            for table, key in ((self._per_node, pending.node), (self._per_tenant, session.tenant)):
-                del table[key][session]
-                if not table[key]:
-                    del table[key]
+            _remove(self._per_node, pending.node, session)
+            _remove(self._per_tenant, session.tenant, session)
+            if pending.may_move:
+                _remove(self._movable, pending.node, session)
             self._expect(pending.node, pending.urgency, -pending.chance)
         return pending
 
@@ -219,6 +240,15 @@ class Advisories:
             {n: len(s) for n, s in self._per_node.items()}
         )
         assert Counter(s.tenant for s in self._pending) == Counter({t: len(s) for t, s in self._per_tenant.items()})
+        assert {s for known in self._movable.values() for s in known} == {
+            s for s, p in self._pending.items() if p.may_move
+        }
         assert set(self._ids.values()) == set(self._pending) and len(self._pending) <= self._most
         waiting = set(self._ends)
         assert all((p.hint.expires_s, s) in waiting for s, p in self._pending.items())
+
+
+def _remove(table: dict[str, _Sessions], key: str, session: SessionKey) -> None:
+    del table[key][session]
+    if not table[key]:
+        del table[key]

@@ -66,12 +66,24 @@ class Agent:
 
 
 class CallGraph:
-    """See the module. declared: by a caller, or None. agents: the observations, mutated by `ended`, `followed` and
-    `named`."""
+    """See the module. agents: the observations, mutated by `ended`, `followed` and `named`."""
 
     def __init__(self, declared: Graph | None = None) -> None:
-        self.declared = declared
+        self.declare(declared)
         self.agents: dict[str, Agent] = {}
+
+    @property
+    def declared(self) -> Graph | None:
+        """The declaration."""
+        return self._declared
+
+    def declare(self, graph: Graph | None) -> None:
+        """Replace the declaration; the observations stay."""
+        self._declared = graph
+        #: The declared edges by source and target.
+        self._said: dict[str, dict[str, Edge]] = {}
+        for edge in graph.edges if graph is not None else ():
+            self._said.setdefault(edge.source, {})[edge.target] = edge
 
     # ---- what was observed -------------------------------------------------------------------------------------
     def ended(self, agent: str) -> None:
@@ -124,9 +136,7 @@ class CallGraph:
     # ---- what follows ------------------------------------------------------------------------------------------
     def next(self, agent: str) -> list[Edge]:
         """The edges from this agent, most probable first."""
-        targets: dict[str, None] = (
-            dict.fromkeys(e.target for e in self.declared.edges if e.source == agent) if self.declared else {}
-        )
+        targets: dict[str, None] = dict.fromkeys(self._said.get(agent, ()))
         if (self.declared is None or self.declared.learn) and agent in self.agents:
             targets |= dict.fromkeys(self.agents[agent].followed)
         edges = (self.edge(agent, target) for target in targets)
@@ -134,11 +144,7 @@ class CallGraph:
 
     def edge(self, source: str, target: str) -> Edge | None:
         """One edge from declaration and observations together; None: unknown."""
-        said = (
-            next((e for e in self.declared.edges if (e.source, e.target) == (source, target)), None)
-            if self.declared
-            else None
-        )
+        said = self._said.get(source, {}).get(target)
         if self.declared is not None and not self.declared.learn:
             return said
         seen = self.agents.get(source)

@@ -8,6 +8,7 @@ other are linked. So if an agent has many sessions (an engineer with one per fil
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from contracts.workflow import Edge, Hop
@@ -86,22 +87,21 @@ class Run:
         for request_id in self.requests:
             self.end(request_id, now)
 
-    def erase(self, session_id: str) -> None:
-        """Forget a session and its requests."""
-        for request in [r for r in self.requests.values() if r.session_id == session_id]:
+    def erase(self, gone: Set[str]) -> None:
+        """Forget these sessions and their requests."""
+        for request in [r for r in self.requests.values() if r.session_id in gone]:
             self.end(request.request_id, self.last_s)
             del self.requests[request.request_id]
             self.dropped.append(request.request_id)
         for request in self.requests.values():
             for named in request.named.values():
-                named.pop(session_id, None)
+                for session in gone & named.keys():
+                    del named[session]
         self.sessions = {
-            agent: kept
-            for agent, known in self.sessions.items()
-            if (kept := {s: None for s in known if s != session_id})
+            agent: kept for agent, known in self.sessions.items() if (kept := {s: None for s in known if s not in gone})
         }
-        self.borrowed = {agent: other for agent, other in self.borrowed.items() if other != session_id}
-        self._unlink(session_id)
+        self.borrowed = {agent: other for agent, other in self.borrowed.items() if other not in gone}
+        self._unlink(gone)
 
     # ---- what followed what ------------------------------------------------------------------------------------
     def _cause(self, agent: str, now: float) -> Request | None:
@@ -146,10 +146,10 @@ class Run:
         if len(sessions) > MAX_SESSIONS:
             gone = next(iter(sessions))
             del sessions[gone]
-            self._unlink(gone)
+            self._unlink({gone})
 
-    def _unlink(self, session_id: str) -> None:
-        self._linked = {key: other for key, other in self._linked.items() if session_id not in (key[0], other)}
+    def _unlink(self, gone: Set[str]) -> None:
+        self._linked = {key: other for key, other in self._linked.items() if key[0] not in gone and other not in gone}
 
     # ---- which session is next ---------------------------------------------------------------------------------
     def candidates(self, edge: Edge, session_id: str) -> list[tuple[str, Known]]:

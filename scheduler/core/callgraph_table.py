@@ -18,6 +18,8 @@ from scheduler.core.callgraph_runs import MIN_CHANCE, Run
 
 MAX_WORKFLOWS = 256
 MAX_TENANTS = 4096
+#: Declared edges of all of a tenant's workflows together: they are listed in one answer.
+MAX_TENANT_EDGES = 8192
 MAX_RUNS = 5_000
 IDLE_S = 900.0
 _TIDY_S = 10.0
@@ -74,6 +76,8 @@ class Callgraphs:
         #: Number of runs by tenant.
         self._runs: Counter[str] = Counter()
         self._tidied_s = 0.0
+        #: By tenant, sessions that the next `tick` forgets.
+        self._erased: dict[str, set[str]] = {}
         self.changed: set[WorkflowKey] = set()
 
     # ---- graphs ------------------------------------------------------------------------------------------------
@@ -88,11 +92,17 @@ class Callgraphs:
 
     def declare(self, tenant: str, name: str, graph: Graph) -> None:
         """Set a workflow's declared graph; its observations stay. Raises InvalidRequest if the tenant has declared too
-        many."""
+        much."""
+        others = (w.graph.declared for n, w in self._tenants.get(tenant, {}).items() if n != name)
+        if sum(len(g.edges) for g in (*others, graph) if g is not None) > MAX_TENANT_EDGES:
+            raise InvalidRequest(
+                f"a tenant declares at most {MAX_TENANT_EDGES} edges in all its workflows; delete one first",
+                param="edges",
+            )
         workflow = self._workflow(tenant, name)
         if workflow is None:
             raise InvalidRequest(f"a tenant declares at most {MAX_WORKFLOWS} workflows; delete one first", param="name")
-        workflow.graph.declared = graph
+        workflow.graph.declare(graph)
         self.changed.add((tenant, name))
 
     def restore(self, tenant: str, name: str, graph: CallGraph) -> None:
@@ -170,7 +180,10 @@ class Callgraphs:
                 hops.append(NextHop(SessionKey(tenant, other), edge.target, edge.probability, *arrival, borrowed=True))
         borrowed = run.borrowed.pop(hop.agent, None)
         served = [SessionKey(tenant, borrowed)] if borrowed is not None else []
-        likely = sorted((h for h in hops if h.chance >= MIN_CHANCE), key=lambda h: -h.chance)
+        erased = self._erased.get(tenant, ())
+        likely = sorted(
+            (h for h in hops if h.chance >= MIN_CHANCE and h.session.session_id not in erased), key=lambda h: -h.chance
+        )
         return likely[:MAX_HINTS], served
 
     def finished(self, request_ids: Iterable[str], now: float) -> None:
@@ -185,16 +198,21 @@ class Callgraphs:
                     run.end(request_id, now)
 
     def erase(self, session: SessionKey) -> None:
-        """Forget an erased session, so that no hint names it. Counts learned from it stay."""
-        for workflow in self._tenants.get(session.tenant, {}).values():
-            others = {
-                agent: [pair for pair in pairs if pair[1] != session.session_id]
-                for agent, pairs in workflow.latest.items()
-            }
-            workflow.latest = {agent: pairs for agent, pairs in others.items() if pairs}
-            for run in workflow.runs.values():
-                run.erase(session.session_id)
-                self._drop(run)
+        """Forget an erased session: no hint names it from now on, and the next `tick` removes it. Counts learned from
+        it stay. All runs of its tenant may know it: sessions that are erased together cost one look at each.
+        """
+        if session.tenant in self._tenants:
+            self._erased.setdefault(session.tenant, set()).add(session.session_id)
+
+    def _forget_erased(self) -> None:
+        for tenant, gone in self._erased.items():
+            for workflow in self._tenants.get(tenant, {}).values():
+                others = {a: [pair for pair in pairs if pair[1] not in gone] for a, pairs in workflow.latest.items()}
+                workflow.latest = {agent: pairs for agent, pairs in others.items() if pairs}
+                for run in workflow.runs.values():
+                    run.erase(gone)
+                    self._drop(run)
+        self._erased.clear()
 
     def _drop(self, run: Run) -> None:
         for gone in run.dropped:
@@ -202,7 +220,8 @@ class Callgraphs:
         run.dropped.clear()
 
     def tick(self, now: float) -> None:
-        """Forget runs without a request for IDLE_S."""
+        """Forget erased sessions, and runs without a request for IDLE_S."""
+        self._forget_erased()
         if now < self._tidied_s + _TIDY_S:
             return
         self._tidied_s = now

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
 from contracts.workflow import Hop
-from scheduler.core import moves
-from scheduler.core.advisories import Hint
+from scheduler.core.advisories import MOVES, Hint
 from scheduler.core.callgraph_table import Callgraphs
 from scheduler.core.columns import urgency_class
 from scheduler.core.commands import Command as Command
@@ -29,6 +28,9 @@ from scheduler.core.placer import seed_of as seed_of
 from scheduler.core.policies import Policy, balanced
 from scheduler.core.snapshot import PlacementRequest
 from scheduler.core.trust import Trust
+
+#: Hints that expire in one go.
+MOST_EXPIRED = 512
 
 #: After its expected arrival, a next hop's hint lasts for this many seconds plus this many times the expected delay.
 _HOP_LATE_S, _HOP_LATE_TIMES = 15.0, 2.0
@@ -195,14 +197,24 @@ class Control:
 
     # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Command]:
-        """Time has passed: expire hints, declare silent devices dead, and move hints off bad choices."""
-        self._hints.expire(now)
+        """Time has passed: expire hints, declare silent devices dead, and move hints off bad choices.
+
+        Of many hints that end together only some expire, so that turns do not wait: while `late`, call `expire`."""
+        self.expire(now)
         self.callgraphs.tick(now)
         for name in self.fleet.silent(now):
             self.directory.forget_node(name)
         self.fleet.note_states(now)
         woken = self.model_moves.tick(now, self.settings.moves_models)
         return [*self._hints.move(now), *woken]
+
+    def late(self, now: float) -> bool:
+        """Whether hints that have expired are still here."""
+        return self.advisories.late(now)
+
+    def expire(self, now: float) -> None:
+        """Drop at most `MOST_EXPIRED` expired hints."""
+        self._hints.expire(now, MOST_EXPIRED)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
     def worker_left(self, name: str, now: float | None = None) -> None:
@@ -258,7 +270,7 @@ class Control:
         columns = self.fleet.columns
         for row, name in enumerate(columns.names):
             right, expected = sum(p.chance for p in self.advisories.of_node(name)), columns.expected[:, row].sum()
-            assert all(len(p.left) <= moves.MOVES and p.node not in p.left for p in self.advisories.of_node(name))
+            assert all(len(p.left) <= MOVES and p.node not in p.left for p in self.advisories.of_node(name))
             assert abs(expected - right) < 1e-6 * max(1.0, right), (
                 f"{name}: {expected} requests expected instead of {right}"
             )

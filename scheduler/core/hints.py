@@ -120,9 +120,9 @@ class Hints:
         self._trust.ended(pending.hint.on_trust_of, pending.hint.address, 0.5)
         return [Withdraw(pending.node, pending.session)]
 
-    def expire(self, now: float) -> None:
-        """Drop expired hints. One that was given as unlikely costs less trust."""
-        for pending in self._advisories.expire(now):
+    def expire(self, now: float, most: int) -> None:
+        """Drop at most so many expired hints. One that was given as unlikely costs less trust."""
+        for pending in self._advisories.expire(now, most):
             self._trust.ended(pending.hint.on_trust_of, pending.hint.address, 1.0 - pending.hint.chance)
 
     def move(self, now: float) -> list[Command]:

@@ -1,8 +1,9 @@
 """Decides which hints move to another device before their request arrives.
 
 A hint moves when its device stops serving or has far more work than the best. It needs a minimum saving (hysteresis),
-never moves back, moves at most `MOVES` times, and leaves a serving device only if its cache can still be in time. Each
-call examines only `LOOKS` hints, so that turns do not wait. Hints left out lose little: their turns are placed again.
+never moves back, moves at most `advisories.MOVES` times, and leaves a serving device only if its cache can still be in
+time. Each call examines only `LOOKS` hints, so that turns do not wait. Hints left out lose little: their turns are
+placed again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from scheduler.core.snapshot import PlacementRequest, Snapshot
 
 #: Hints examined per call, and the time before one is examined again, in seconds.
 LOOKS, _LOOK_AGAIN_S = 32, 2.0
-#: Moves of one hint at most.
-MOVES = 2
 
 
 def candidates(fleet: Fleet, advisories: Advisories, now: float) -> list[tuple[Pending, bool]]:
@@ -34,8 +33,7 @@ def candidates(fleet: Fleet, advisories: Advisories, now: float) -> list[tuple[P
     bad = ~able | (work - work[able].min() > LEAVES_CACHE_REQUESTS * request_s)
     found: list[tuple[Pending, bool]] = []
     for row in np.flatnonzero(bad).tolist():
-        due = (p for p in advisories.of_node(columns.names[row]) if len(p.left) < MOVES and not p.hint.pin)
-        due = (p for p in due if now - p.looked_s >= _LOOK_AGAIN_S)
+        due = (p for p in advisories.movable(columns.names[row]) if now - p.looked_s >= _LOOK_AGAIN_S)
         found += [(p, not able[row]) for p in islice(due, LOOKS - len(found))]
     return found
 

@@ -212,6 +212,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         #: What lists were asked for; whether each says that there is more; whether a node can note erasures.
         self.listed: list[Any] = []
         self.more_sessions = False
+        self.sessions = ["chat-1"]
         self.takes_erasures = True
         self.workflows: dict[tuple[str, str], pb.Workflow] = {}
         #: Where sessions are, by id; and what was asked of them.
@@ -355,7 +356,8 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.listed.append(request)
         if request.after and not request.by_id:
             return pb.ListSessionsReply(unknown_after=request.after != "chat-1")
-        return pb.ListSessionsReply(sessions=[_summary(request.tenant, "chat-1")], more=self.more_sessions)
+        sessions = [_summary(request.tenant, name) for name in self.sessions]
+        return pb.ListSessionsReply(sessions=sessions, more=self.more_sessions)
 
     async def GetSession(self, request: Any, context: Any) -> Any:
         self.looks.append(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import unicodedata
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from gateway.core import uploads as limits
 from gateway.core.uploads import Pace, shown_name
+from gateway.finetune import files as module
 from gateway.finetune.files import Files
 
 MIB = 1 << 20
@@ -302,3 +304,64 @@ def test_a_tenants_directory_is_its_own_whatever_its_name(tmp_path: Path) -> Non
         files.commit(tenant, file_id, content, "n", "fine-tune")
         assert [i.id for i in files.listed(tenant)] == [file_id] and files.used(tenant) > 0
     assert {path.parent.parent.name for path in tmp_path.rglob("*.bin")} == {"files"}
+
+
+def put(files: Files, name: str, content: bytes = b"x") -> str:
+    """A new file of tenant t."""
+    file_id, to = files.begin("t")
+    to.write(content)
+    return files.commit("t", file_id, to, name, "fine-tune").id
+
+
+def test_a_list_reads_a_file_once_and_sees_what_another_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, other, read = Files(tmp_path, MIB, 0.0), Files(tmp_path, MIB, 0.0), list[Path]()
+    found = module._read
+    monkeypatch.setattr(module, "_read", lambda path: read.append(path) or found(path))  # type: ignore[func-returns-value]
+    made = [put(files, f"{n}") for n in range(20)]
+    for _ in range(5):
+        assert {info.id for info in files.listed("t")} == set(made)
+    assert len(read) == 20
+    more = put(other, "more")
+    other.delete("t", made[0])
+    assert {info.id for info in files.listed("t")} == {more, *made[1:]}
+
+
+def test_room_is_found_without_a_look_at_each_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, other, looked = Files(tmp_path, MIB, 0.0), Files(tmp_path, MIB, 0.0), list[str]()
+    size = module._size
+    monkeypatch.setattr(module, "_size", lambda entry: looked.append(entry.name) or size(entry))  # type: ignore[func-returns-value]
+    made = [put(files, f"{n}", b"x" * 1000) for n in range(20)]
+    before = files.used("t")
+    looked.clear()
+    _, part = other.begin("t")
+    for length in (1000, 5000):
+        part.write(b"y" * (length - part.tell()))
+        part.flush()
+        assert files.used("t") == before + length, "what arrives is counted as it is"
+    assert len(looked) == 2 and all(name.endswith(".part") for name in looked)
+    other.delete("t", made[0])
+    assert 1000 < before + 5000 - files.used("t") < 1500
+    part.close()
+
+
+async def test_one_tenants_lists_wait_for_each_other_and_delay_anothers_by_a_turn(
+    t: Tuning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, listed, begun = threading.Event(), Files.listed, list[str]()
+
+    def slow(self: Files, tenant: str) -> Any:
+        begun.append(tenant)
+        go.wait(10)
+        return listed(self, tenant)
+
+    monkeypatch.setattr(Files, "listed", slow)
+    asks = [asyncio.ensure_future(t.a.files.list()) for _ in range(10)]
+    await until(lambda: len(t.gateway.parts.fine_tuning.turns._asked) == 10)
+    asks.append(asyncio.ensure_future(t.b.files.list()))
+    await until(lambda: len(t.gateway.parts.fine_tuning.turns._asked) == 11)
+    assert len(begun) == 1
+    go.set()
+    await asyncio.gather(*asks)
+    assert len(begun) == 11 and len(set(begun[:3])) == 2

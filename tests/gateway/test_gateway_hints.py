@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from gateway_fakes import MODEL, Stack, stack, until
 
+from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
+from gateway.encoded_arrays import EncodedArray
 
 KEYS = [{"key": "key-of-acme", "tenant": "acme", "max_priority": 0}, {"key": "key-of-blue", "tenant": "blue"}]
 ACME = {"Authorization": "Bearer key-of-acme"}
@@ -101,6 +103,22 @@ async def test_a_wrong_invalidation_is_refused(s: Stack, body: dict[str, Any]) -
     assert status == 400 and answer["error"]["param"]
 
 
+async def test_a_tenant_that_takes_back_every_hint_does_not_delay_another_ones() -> None:
+    async with stack(api_keys=KEYS) as s:
+        parts = s.gateway.parts
+        assert parts is not None
+        for number in range(300):
+            session = common_pb2.Session(tenant="acme", session_id=f"s{number}")
+            parts.hints.advise([common_pb2.Advisory(session=session)])
+            parts.hints.invalidate(pb.InvalidateRequest(session=session))
+        parts.hints.advise([common_pb2.Advisory(session={"tenant": "blue", "session_id": "s"})])
+        async with asyncio.timeout(5):
+            while not any(one.session.tenant == "blue" for one in s.scheduler.advised):
+                s.scheduler.told.clear()
+                await s.scheduler.told.wait()
+        assert len(s.scheduler.invalidated) <= 5
+
+
 async def test_hints_over_the_limit_are_told_when_to_come_back() -> None:
     async with stack(1, max_advisories_per_s=2) as s:
         answers = [await s.post("/v1/advisory", {"session_id": "a"}) for _ in range(4)]
@@ -113,7 +131,14 @@ async def test_hints_over_the_limit_are_told_when_to_come_back() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/sessions", "/v1/sessions/chat-1", "/v1/responses/resp_1", "/v1/files", "/v1/fine_tuning/jobs", "/v1/fleet"],
+    [
+        "/v1/sessions?limit=9",
+        "/v1/sessions/chat-1",
+        "/v1/responses/resp_1",
+        "/v1/files",
+        "/v1/fine_tuning/jobs",
+        "/v1/fleet",
+    ],
 )
 async def test_queries_over_the_limit_are_told_when_to_come_back_and_other_tenants_are_not(path: str) -> None:
     async with stack(1, wait=False, api_keys=KEYS, max_queries_per_s=2) as s:
@@ -227,6 +252,34 @@ async def test_lists_of_sessions_come_in_pages_in_openais_form(s: Stack) -> None
     for wrong in ("order=size", "after=%2F..", "limit=0"):
         status, body = await s.get(f"/v1/sessions?{wrong}")
         assert (status, body["error"]["param"]) == (400, wrong.partition("=")[0])
+
+
+async def test_a_long_list_of_sessions_counts_as_several_queries() -> None:
+    async with stack(1, max_queries_per_s=2) as s:  # ten at once
+
+        async def ask(limit: str) -> int:
+            return (await s.get(f"/v1/sessions?limit={limit}"))[0]
+
+        assert [await ask("250") for _ in range(2)] == [200, 429]
+        assert [await ask("49") for _ in range(4)] == [200] * 4
+        assert [await ask("zero") for _ in range(3)][-1] == 429, "a wrong one counts too"
+    async with stack(1, max_queries_per_s=2) as s:
+        assert (await s.get("/v1/sessions?limit=1000"))[0] == 200, "longer than the bucket, which is full"
+
+
+async def test_a_long_list_of_sessions_is_converted_in_pieces(s: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    added, add = list[int](), EncodedArray.add
+
+    def noted(self: EncodedArray, values: Any) -> int:
+        added.append(len(values))
+        return add(self, values)
+
+    monkeypatch.setattr(EncodedArray, "add", noted)
+    s.scheduler.sessions = [f"s{number:03d}" for number in range(300)]
+    status, page = await s.get("/v1/sessions?limit=300&order=id")
+    assert (status, [one["id"] for one in page["data"]]) == (200, s.scheduler.sessions)
+    assert (page["first_id"], page["last_id"]) == ("s000", "s299")
+    assert sum(added) == 300 and max(added) <= 64
 
 
 async def test_a_session_that_is_being_erased_is_shown_as_such_and_an_erasure_that_no_node_recorded_is_a_503(

@@ -12,6 +12,7 @@ from gateway_fakes import MODEL, Stack, events, stack
 
 from contracts.errors import InvalidRequest
 from contracts.request import TokenLogprob, ToolCallDelta
+from gateway import sse
 from gateway.openai.responses import ChatShape, Choice, CompletionShape, Usage
 
 F = {
@@ -197,16 +198,19 @@ PIECES = [
 def test_chat_logprobs_have_the_exact_bytes_of_parts_of_characters() -> None:
     shape = ChatShape("id", "m", 0, False, True)
     body = shape.whole([Choice(0, ["a 🦊!"], PIECES)], Usage(1, 6, 0))
-    content = body["choices"][0]["logprobs"]["content"]
+    content = json.loads(sse.encoded(body))["choices"][0]["logprobs"]["content"]
     assert bytes(b for t in content for b in t["bytes"]) == "a 🦊!".encode()
     assert [t["token"] for t in content] == ["a ", "\ufffd", "\ufffd", "\ufffd", "\ufffd", "!"]
 
 
 @pytest.mark.parametrize("cuts", [[6], [1, 2, 3], [2, 4]])
 def test_legacy_logprobs_have_offsets_of_characters_streamed_or_not(cuts: list[int]) -> None:
-    whole = CompletionShape("id", "m", 0, False, True).whole([Choice(0, ["a 🦊!"], PIECES)], Usage(1, 6, 0))["choices"][
-        0
-    ]["logprobs"]
+    shape, choice = CompletionShape("id", "m", 0, False, True), Choice(0, ["a 🦊!"])
+    for a, b in zip([0, *cuts], [*cuts, 6], strict=True):
+        choice.logprobs += PIECES[a:b]
+        shape.gather(choice)
+        assert not choice.logprobs, "encoded as they come"
+    whole = json.loads(sse.encoded(shape.whole([choice], Usage(1, 6, 0))))["choices"][0]["logprobs"]
     assert whole["text_offset"] == [0, 2, 2, 2, 2, 3]
     assert whole["tokens"] == ["a ", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x8a", "!"]
     assert whole["top_logprobs"][0] == {"a ": -0.5, "b": -1.0} and whole["top_logprobs"][-1] == {"?": -0.1, "!": -2.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from stored_responses import DAY_S, MOST, keeper, response, watched
 from gateway.responses import store as store_module
 from gateway.responses import stored_items
 from gateway.responses.ids import item_id
+from gateway.responses.named_sessions import NamedSessions
 from gateway.responses.store import Store
 
 
@@ -203,3 +205,41 @@ async def test_what_was_damaged_and_is_old_is_gone_soon_after_the_start(tmp_path
     made = keeper(tmp_path)
     await watched(made, lambda: not file.exists())
     await made.close()
+
+
+class _Counted(str):
+    """A session's id that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+async def test_a_sessions_names_are_forgotten_without_a_look_at_all_others(tmp_path: Path) -> None:
+    made = keeper(tmp_path, keep_s=0)
+    for number in range(1000):
+        made.note("t", f"resp_{number}", _Counted(f"s{number}"))
+    _Counted.compared = 0
+    await made.forget("t", "s7")
+    await made.forget("t", "unknown")
+    assert _Counted.compared < 20
+    assert await made.session("t", "resp_7") is None and await made.session("t", "resp_8") == "s8"
+    await made.close()
+
+
+def test_names_of_sessions_are_bounded_and_agree_whatever_happens() -> None:
+    draw, names = random.Random(4), NamedSessions(20)
+    for _ in range(2000):
+        tenant, session, one = draw.choice("tu"), f"s{draw.randrange(5)}", f"resp_{draw.randrange(60)}"
+        match draw.randrange(10):
+            case 0:
+                names.forget(tenant, session)
+            case 1:
+                names.drop(tenant, one)
+            case _:
+                names.note(tenant, one, session)
+        names.validate()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from gateway_fakes import MODEL, Stack, stack, until
 from contracts.errors import RateLimited
 from gateway.core.bodies import LIGHT_BYTES, Tally
 from gateway.decoding import Decoding
+from gateway.responses.ids import new_response_id
 from gateway.responses.keeper import Keeper
 from gateway.responses.store import Response
 
@@ -100,3 +103,43 @@ async def test_a_background_response_that_is_refused_leaves_no_body_behind(monke
         monkeypatch.setattr(Keeper, "run", refused)
         assert (await s.post("/v1/responses", body(background=True)))[0] == 429
         await held_nothing(s)
+
+
+async def test_a_background_response_of_an_unknown_model_is_refused_and_not_stored() -> None:
+    async with stack() as s:
+        status, said, _ = await s.post("/v1/responses", body(model="none", background=True))
+        assert (status, said["error"]["code"]) == (404, "model_not_found"), said
+        await held_nothing(s)
+
+
+async def _asked_for(s: Stack, path: str) -> socket.socket:
+    """A connection that asked for this and reads little of it."""
+    loop, line = asyncio.get_running_loop(), socket.socket()
+    line.setblocking(False)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await loop.sock_connect(line, ("127.0.0.1", s.config.gateway.port))
+    await loop.sock_sendall(line, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+    return line
+
+
+async def test_a_stored_answer_is_held_until_its_reader_has_it_and_no_more_of_them_than_there_is_room() -> None:
+    large = 24 << 20  # more than the kernel buffers of a connection
+    async with stack(body_memory_bytes=40 << 20) as s:
+        parts = s.gateway.parts
+        assert parts is not None
+        name = new_response_id()
+        stored = Response(name, "default", "s", "completed", b'{"id":"x"}', b'["%s"]' % (b"x" * large), b"[]")
+        assert await parts.responses.put(stored)
+        with await _asked_for(s, f"/v1/responses/{name}") as line:
+            await until(lambda: parts.bodies.held > large)
+            status, said = await s.get(f"/v1/responses/{name}")
+            assert (status, said["error"]["code"]) == (503, "overloaded"), said
+            reader, writer = await asyncio.open_connection(sock=line)
+            head = await reader.readuntil(b"\r\n\r\n")
+            read = json.loads(await reader.read())
+            assert head.startswith(b"HTTP/1.1 200") and len(read["output"][0]) == large
+            writer.close()
+        await held_nothing(s)
+        async with s.http.get(f"{s.url}/v1/responses/{name}") as r:
+            assert r.content_length == len(await r.read()) > large, "the answer is whole"
+        await parts.responses.delete("default", name)

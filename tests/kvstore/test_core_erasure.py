@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
+from kvstore.core import erasure
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.index import MOST_FORMER
@@ -211,6 +212,37 @@ def test_what_nobody_names_leaves_the_blob_tier_and_what_somebody_names_is_known
     out = store.handle(ev.OldChunksListed(SHAPE.fingerprint[:8], KEYS[:3], 21.0))
     assert [d.key for d in of(do.DeleteBlob, out)] == KEYS[1:3]
     assert store.index.chunks[KEYS[0]].backed
+
+
+def test_many_erased_chunks_in_use_are_not_all_looked_at_after_every_event_and_go_once_they_are_free(monkeypatch):
+    keys, looks, may_go = [bytes([i]) * 32 for i in range(200)], [0], erasure.evictable
+    store = Store("node-0", 1 << 22, write_back_limit_bytes=1 << 20)
+    store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    store.handle(ev.Recovered([ev.FoundCopy(k, SHAPE, (1, 2)) for k in keys]))
+    store.handle(ev.ManifestsListed([Manifest(SESSION, "m", SHAPE.fingerprint, keys, 3200, DAY)], 1.0, True, DAY))
+    wants = [(k, ()) for k in keys]
+    running = store.handle(ev.LoadWanted(("w", "1"), ev.LoadKind.DEMAND, SESSION, SHAPE.fingerprint, wants, (), 0, 2.0))
+    pieces = []
+    while running:
+        running += store.handle(ev.FetchDone(f.fetch, {}, 2.0)) if isinstance(f := running.pop(0), do.Fetch) else []
+        pieces += [(i, layer) for i, layer, _, _ in f.pieces] if isinstance(f, do.Pieces) else []
+    assert len(pieces) == 400
+    store.handle(ev.SessionErased(SESSION, 3.0))
+    assert len(store.index.resident) == 200
+
+    def counted(chunk):
+        looks[0] += 1
+        return may_go(chunk)
+
+    monkeypatch.setattr(erasure, "evictable", counted)
+    for now in range(4, 14):
+        store.handle(ev.Tick(float(now)))
+    assert looks[0] <= 10 * 16 * SHAPE.layers
+    store.handle(ev.PiecesTaken(("w", "1"), pieces[:100], 15.0))
+    store.validate()
+    store.handle(ev.PiecesTaken(("w", "1"), pieces[100:], 16.0))
+    assert not store.index.resident, "at once"
+    store.validate()
 
 
 # ---- what goes on after a restart

@@ -188,6 +188,36 @@ def test_a_piece_that_left_uncovers_the_layers_below_it(world):
     assert world.order()[0] == "a0/6"
 
 
+def test_a_chunk_that_thousands_name_is_not_ranked_by_all_of_them_each_time(world, monkeypatch):
+    (shared,), _ = world.session("shared", 1, used=5.0), world.session("own", 1, used=6.0)
+    names, asked, standing = [SessionKey("t", f"{n}") for n in range(3000)], [0], Sessions.standing
+
+    def name(session: SessionKey) -> None:
+        world.index.set_manifest(Manifest(session, "m", shared.shape.fingerprint, [shared.key], 0, 0.0))
+
+    def counted(self: Sessions, *args: object) -> Standing:
+        asked[0] += 1
+        return standing(self, *args)
+
+    for session in names:
+        name(session)
+    assert world.order() == ["shared0/1", "own0/1", "shared0/0", "own0/0"]
+    monkeypatch.setattr(Sessions, "standing", counted)
+    for n in range(50):
+        world.sessions.used(names[n], 10.0 + n)
+        assert world.order(NOW + n / 1000)[0] == "own0/1", "the latest use counts at once"
+    assert asked[0] < 2 * len(names), "all of them once a second"
+    world.sessions.advise(late := SessionKey("t", "late"), Advice(0, NOW, NOW + 3))
+    world.order(NOW + 0.1)
+    name(late)
+    assert world.order(NOW + 0.2)[-1] == "shared0/0", "who names it later protects it too"
+    heads = list(world.victims.heads(under(Rank.ADVISED)))
+    assert heads and all(chunk is not shared for _, chunk, _ in heads), "the advisory protects it"
+    for session in names[:50]:
+        world.sessions.forget(session)
+    assert world.order(NOW + 4)[0] == "shared0/1", "and it is dropped with the advisory once it is ranked anew"
+
+
 def test_an_advisory_protects_until_it_expires_is_invalidated_or_its_request_comes():
     sessions, s = Sessions(), SessionKey("t", "s")
     assert sessions.standing(s, 0.0).rank is Rank.UNADVISED
@@ -214,6 +244,27 @@ def test_hints_of_sessions_that_nobody_knows_leave_nothing():
     assert sessions.standing(known, 61.0).rank is Rank.DROPPED
     sessions.trim(62.0)
     assert not sessions.advice, "the last that knew it is gone"
+
+
+def test_hints_renewed_without_end_leave_few_expiries():
+    sessions, s = Sessions(), SessionKey("t", "s")
+    for i in range(20_000):
+        sessions.advise(s, Advice(priority=0, arrival=5.0, expires=1e5 + i))
+    assert len(sessions._expiries) < 5000
+    sessions.expire(2e5)
+    assert s in sessions.changed
+
+
+def test_many_advisories_that_expire_together_end_in_parts():
+    sessions = Sessions()
+    for i in range(2500):
+        sessions.advise(SessionKey("t", f"{i}"), Advice(priority=0, arrival=5.0, expires=60.0))
+    sessions.changed.clear()
+    sessions.expire(61.0)
+    assert len(sessions.changed) == 1000
+    sessions.expire(61.0)
+    sessions.expire(61.0)
+    assert len(sessions.changed) == 2500
 
 
 def test_a_use_is_remembered_for_a_day_and_longer_while_the_session_is_known():

@@ -16,6 +16,7 @@ from kvstore.core.fetches import RUNNING_LIMIT
 from kvstore.core.prefetch import rank
 from kvstore.core.rates import SSD
 from kvstore.core.store import Store
+from kvstore.core.usefulness import Usefulness
 from kvstore.directory import _advised
 
 SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 128, 64, "float32")  # pieces of 128 KiB, each of a band and a read of its own
@@ -131,3 +132,43 @@ def test_what_is_offered_for_a_hint_without_a_time_may_be_wanted_at_once(store):
         offers += [i for i in out if isinstance(i, do.Offer)]
         running += fetches(out)
     assert [offer.arrival_s for offer in offers] == [0.0]
+
+
+def test_a_hint_of_a_name_that_nobody_knows_is_forgotten_once_blob_has_said_so(store):
+    for n in range(100):
+        made_up = key(f"made up {n}")
+        store.handle(ev.Advised(made_up, 0, 1.0, 172_800.0, (), 1.0))
+        assert store.sessions.live(made_up, 1.0), "until then it may be known elsewhere"
+        store.handle(ev.ManifestFetched(made_up, None, 1.0))
+    assert not store.sessions.advice and not store.hints.sessions
+    hint(store, "small", 60.0)
+    assert key("small") in store.hints.sessions
+
+
+def test_hints_that_expire_together_end_over_several_ticks_though_nothing_else_needs_ticks(store):
+    manifests = [Manifest(key(f"s{n}"), "m", SHAPE.fingerprint, [], 0, 1.0) for n in range(2500)]
+    store.handle(ev.ManifestsListed(manifests, 0.0))
+    for manifest in manifests:
+        store.handle(ev.Advised(manifest.session, 0, 1.0, 60.0, (), 1.0))
+    left = []
+    store.handle(ev.Tick(62.0))
+    while store.busy:
+        left.append(len(store.hints.sessions))
+        store.handle(ev.Tick(62.0))
+    assert left == [1500, 500] and not store.hints.sessions
+
+
+def test_a_hint_given_again_and_again_costs_a_look_at_each_chunk_that_is_here_and_not_at_each_piece(store, monkeypatch):
+    assert order(store, hint(store, "large", 1.0))
+    looks, found = [0], Usefulness.found
+
+    def counted(self, *args):
+        looks[0] += 1
+        found(self, *args)
+
+    monkeypatch.setattr(Usefulness, "found", counted)
+    for _ in range(5):
+        store.handle(ev.Invalidated(key("large"), 1.0))
+        out = store.handle(ev.Advised(key("large"), 0, 1.0, 60.0, (), 1.0))
+        assert [i.keys for i in out if isinstance(i, do.Offer)] == [tuple(KEYS["large"])]
+    assert not looks[0]

@@ -16,14 +16,22 @@ from blake3 import blake3
 from obstore.store import MemoryStore
 
 from contracts.cluster import secret_id
+from contracts.convert import session_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
+from contracts.v1 import kvstore_pb2 as pb
 from kvstore import upkeep
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
+from kvstore.core.index import Index
 from kvstore.core.named import Named
+from kvstore.core.residency import Residency, residency
+from kvstore.core.state import CopyState, PieceState
 from kvstore.core.store import Store
+from kvstore.core.tombstone import Tombstone
+from kvstore.heeding import Heeding
 from kvstore.members import Members
+from kvstore.server import Server
 from kvstore.tiers.blob import BlobTier, chunk_path
 from kvstore.tiers.catalogue import Catalogue
 from kvstore.tiers.manifests import decode_manifest, encode_manifest, manifest_path
@@ -131,6 +139,64 @@ def test_what_was_named_is_never_taken_for_nobodys() -> None:
     named.add(keys)
     assert all(k in named for k in keys)
     assert sum(key(n, 1) in named for n in range(5000)) < 5
+
+
+async def test_who_asks_for_a_session_while_the_same_is_being_answered_gets_that_answer() -> None:
+    core, asked = Store("node-0", 1 << 20, write_back_limit_bytes=1 << 20), []
+
+    async def get_manifest(session: SessionKey) -> None:
+        asked.append(session.session_id)
+        await asyncio.sleep(0.01)
+
+    server = Server(SimpleNamespace(store=core, blob=SimpleNamespace(get_manifest=get_manifest)))  # type: ignore[arg-type]
+    requests = [pb.ResidencyRequest(session=session_to_wire(SessionKey("t", name))) for name in ["a"] * 100 + ["b"]]
+    replies = await asyncio.gather(*(server.Residency(request, None) for request in requests))
+    assert asked == ["a", "b"] and not any(reply.known for reply in replies)
+    await server.Residency(requests[0], None)
+    assert asked == ["a", "b", "a"], "later it is asked anew"
+
+
+async def test_many_tombstones_are_heeded_in_parts_and_are_one_complete_list() -> None:
+    core, parts = Store("node-0", 1 << 20, write_back_limit_bytes=1 << 20), []
+    buried = {f"{n}": Tombstone(SessionKey("t", f"s{n}"), 1, {}) for n in range(1200)}
+    listing = Listing(buried, complete=True)
+
+    async def list_all() -> Listing:
+        return listing
+
+    async def is_gone(name: str) -> bool:
+        return False
+
+    def handle(event: ev.TombstonesListed) -> None:
+        parts.append(len(event.tombstones))
+        core.handle(event)
+
+    blob = SimpleNamespace(tombstones=SimpleNamespace(list_all=list_all, is_gone=is_gone))
+    node = SimpleNamespace(name="node-0", clock=RealClock(), blob=blob, handle=handle)
+    heeding = Heeding(node, alone=True)  # type: ignore[arg-type]
+    for _ in range(3):
+        await heeding.heed()
+    assert parts == [500, 500, 200] * 3 and len(core.erasure.graves) == 1200
+    listing = Listing({"7": buried["7"]}, complete=True)
+    for _ in range(2):
+        await heeding.heed()
+    assert list(core.erasure.graves) == [SessionKey("t", "s7")], "what complete lists lack is forgotten"
+    core.validate()
+
+
+def test_a_tiers_holdings_are_counted_by_layer() -> None:
+    index, shape = Index(), KvShape.of_heads(b"g" * 32, 3, 1, 8, 16, "float32")
+    keys = [key(1, n) for n in range(5)]
+    for chunk in (index.chunk(k, shape) for k in keys[:4]):
+        assert chunk is not None
+        for layer in range(3 if chunk.key in keys[:2] else 1):
+            for state in (PieceState.QUEUED, PieceState.LOADING, PieceState.READY):
+                index.set_piece(chunk, layer, state, layer)
+        index.set_copy(chunk, "ssd", CopyState.PRESENT)
+    assert residency(index.chunks, keys, "dram") == Residency([4, 2, 2], 32, 8 * shape.piece_bytes)
+    assert residency(index.chunks, keys, "ssd") == Residency([4, 4, 4], 64, 4 * shape.chunk_bytes)
+    assert residency(index.chunks, keys, "blob") == Residency([0, 0, 0], 0, 0)
+    assert residency(index.chunks, keys[4:], "dram") == Residency()
 
 
 @pytest.mark.slow

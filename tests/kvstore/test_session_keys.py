@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
 from contracts.ids import SessionKey
+from contracts.kv import Manifest
 from kvstore.core.events import Fault
 from kvstore.core.named import Named
+from kvstore.finding import HintedManifests
 from kvstore.tiers import session_keys as module
 from kvstore.tiers.key_names import KeyName, name_of
 from kvstore.tiers.objects import Objects
 from kvstore.tiers.sealing import SessionSecret
 from kvstore.tiers.session_keys import NOBODY, SessionKeys
+from runtime.clock import RealClock
 from tests.kvstore.tier_harness import KEYS
 
 A, B = SessionKey("tenant", "a"), SessionKey("tenant", "b")
@@ -49,6 +53,27 @@ async def test_a_key_is_made_once_stored_encrypted_and_found_by_other_nodes(obje
     assert secret.key not in data
     assert theirs.known(secret.name) is None
     assert await theirs.find(secret.name) == secret == theirs.known(secret.name)
+
+
+async def test_hints_of_made_up_names_cost_one_read_each_and_few_at_a_time(objects):
+    await made(node(objects), A)
+    keys, listed, running, told = node(objects), [], [], []
+    names, most = objects.names, []
+
+    async def get_manifest(session: SessionKey) -> Manifest | None:
+        running.append(session)
+        most.append(len(running))
+        await asyncio.sleep(0)
+        running.remove(session)
+        return Manifest(A, "m", b"f" * 32, [], 0, 0.0) if session == A else None
+
+    objects.names = lambda prefix: listed.append(prefix) or names(prefix)
+    blob = SimpleNamespace(get_manifest=get_manifest, session_keys=keys)
+    host = SimpleNamespace(blob=blob, clock=RealClock(), handle=told.append)
+    reads = HintedManifests(host)  # type: ignore[arg-type]
+    await asyncio.gather(*(reads.fetch(s) for s in [A, *(SessionKey("t", f"{n}") for n in range(100))]))
+    assert len(told) == 101 and len(most) == 101 and max(most) == 16
+    assert len(listed) == 1 and keys.current(A, 0)[1] is False
 
 
 async def test_a_hint_brings_a_sessions_keys_beforehand_and_new_files_use_them(objects):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,9 @@ from contracts.ids import SessionKey
 from contracts.workflow import Edge, Graph, Hop, default_run, graph_to_json, parse_graph
 from scheduler.core import callgraph_table
 from scheduler.core.callgraph import CallGraph
+from scheduler.core.callgraph_runs import Run
 from scheduler.core.callgraph_stored import from_stored, to_stored
-from scheduler.core.callgraph_table import IDLE_S, MAX_WORKFLOWS, Callgraphs, NextHop
+from scheduler.core.callgraph_table import IDLE_S, MAX_TENANT_EDGES, MAX_WORKFLOWS, Callgraphs, NextHop
 from scheduler.core.control import Ask, Prefetch
 from scheduler.core.fleet import LoadReport
 from scheduler.core.trust import Trust
@@ -234,6 +236,40 @@ def test_an_erased_session_is_named_no_more() -> None:
         assert "r1:qa" not in named(team.ask(run, "engineer", 24.0)[1])
     team.table.erase(SessionKey("t", "r1:engineer"))
     team.table.validate()
+    team.table.tick(25.0)
+    team.table.validate()
+    assert "r1:qa" not in named(team.ask("r1", "engineer", 26.0)[1])
+
+
+def test_sessions_that_are_erased_together_cost_one_look_at_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    team, looks = Team(), 0
+    team.chain("r1", "engineer", "qa")
+    erase = Run.erase
+
+    def counted(run: Run, gone: Set[str]) -> None:
+        nonlocal looks
+        looks += 1
+        erase(run, gone)
+
+    monkeypatch.setattr(Run, "erase", counted)
+    for i in range(1000):
+        team.table.erase(SessionKey("t", f"unknown-{i}"))
+    for now in (30.0, 31.0):
+        team.table.tick(now)
+    assert looks == 1
+
+
+def test_the_edges_that_a_tenant_declares_have_a_limit_together() -> None:
+    table, agents = Callgraphs(), tuple(f"a{i}" for i in range(64))
+    full = Graph(agents, tuple(Edge(s, t) for s in agents[:8] for t in agents))
+    for i in range(MAX_TENANT_EDGES // len(full.edges)):
+        table.declare("t", f"w{i}", full)
+    with pytest.raises(InvalidRequest, match="delete one") as told:
+        table.declare("t", "more", Graph(("a", "b"), (Edge("a", "b"),)))
+    assert told.value.param == "edges" and table.get("t", "more") is None
+    table.declare("t", "w0", full)  # again, in its own place
+    table.declare("t", "none", Graph(("a",)))
+    table.declare("other", "more", full)
 
 
 def test_workflows_are_a_tenants_own() -> None:

@@ -231,3 +231,27 @@ def test_hints_merge_expire_and_are_used_once() -> None:
     assert a.invalidate(None, "other-tenant", "a3") is None, "ids are a tenant's own"
     assert not a.expire(59.9) and len(a.expire(60.0)) == 1
     assert a.outcomes == {"used": 1, "expired": 1}
+
+
+def test_many_hints_that_end_together_end_in_parts() -> None:
+    a = Advisories()
+    for i in range(1000):
+        a.place(Pending(hint(session=SessionKey("t", f"s{i}"), advisory_id=f"a{i}"), "node-0", 0.0))
+    ended = 0
+    while a.late(60.0):
+        ended += (part := len(a.expire(60.0, 300)))
+        assert part <= 300
+    assert ended == a.outcomes["expired"] == 1000 and not len(a)
+    a.validate()
+
+
+def test_hints_that_may_not_move_are_not_looked_at() -> None:
+    a = Advisories()
+    for i, (pin, left) in enumerate([("", ()), ("node-0", ()), ("", ("node-1", "node-2"))]):
+        given = hint(session=SessionKey("t", f"s{i}"), advisory_id=f"a{i}", pin=pin)
+        a.place(Pending(given, "node-0", 0.0, left=left))
+    assert [p.session.session_id for p in a.movable("node-0")] == ["s0"] and a.on_node("node-0") == 3
+    a.validate()
+    a.use(SessionKey("t", "s0"))
+    assert not list(a.movable("node-0"))
+    a.validate()

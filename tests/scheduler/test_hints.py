@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from contracts.ids import SessionKey
 from contracts.turn_times import Phase
-from scheduler.core.advisories import Advisories, Hint, Pending, in_order, merged
+from scheduler.core.advisories import MOVES, Advisories, Hint, Pending, in_order, merged
 from scheduler.core.control import Ask, Command, Control, Prefetch, Settings, Withdraw
 from scheduler.core.decisions import KEPT_OF_ONE, Decision, Decisions
 from scheduler.core.fleet import LoadReport, Rates
-from scheduler.core.moves import LOOKS, MOVES
+from scheduler.core.moves import LOOKS
 from scheduler.core.trust import DOUBT_PRIORITY, Trust, Worth
 from tests.scheduler.test_core import MODEL, Harness, S, hint
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -156,6 +158,25 @@ def test_an_erased_session_leaves_what_is_only_its_saved_or_not_and_what_runs_wh
     assert cache.pool.free == 12
     cache.forget({B})
     assert cache.pool.free == 16 and not cache.index
+
+
+def test_an_erasure_looks_at_its_sessions_blocks_and_at_no_others() -> None:
+    class Unwalked(dict[bytes, Block]):
+        def items(self) -> NoReturn:
+            raise AssertionError("all of HBM was walked")
+
+        __iter__ = keys = values = items  # type: ignore[assignment]
+
+    cache = make(64)
+    for n in range(10):
+        cached(cache, b"b%d" % n, B)
+    cached(cache, b"a", A)
+    whole = cache.index
+    cache.index = Unwalked(whole)
+    cache.forget({A})
+    assert b"a" not in cache.index and len(cache.index) == 10 and cache._owners.of({A}) == []
+    cache.index = {b"b%d" % n: cache.index[b"b%d" % n] for n in range(10)}
+    cache.validate()
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=200))

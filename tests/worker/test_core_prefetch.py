@@ -6,8 +6,9 @@ import pytest
 
 from contracts.ids import SessionKey
 from tests.worker.test_core_hbm import LAYERS, A, B, cached, make
+from worker.core import prefetch
 from worker.core.hbm import HbmCache
-from worker.core.prefetch import Band, Offer, Offers
+from worker.core.prefetch import MOST_OFFERS, Band, Offer, Offers
 
 NOW = 10.0
 
@@ -105,3 +106,52 @@ def test_pages_that_were_not_asked_for_are_counted() -> None:
     assert offers.get(offer.session) is offer
     offers.forget(offer.session)
     assert offers.get(offer.session) is None
+
+
+def test_of_a_tenant_with_too_many_offers_those_that_may_begin_last_are_dropped() -> None:
+    offers = Offers(make(8))
+    soon = offered(offers, "soon")
+    for n in range(3 * MOST_OFFERS):
+        offered(offers, f"far {n}", arrival_s=NOW + 1000 + n)
+    other = SessionKey("other", "s")
+    offers.put(Offer(other, [b"k"], 0, NOW, NOW + 9000, NOW + 9000))
+    assert len(offers.waiting) == MOST_OFFERS + 1 and soon in offers.waiting and other in offers.waiting
+    assert max(o.arrival_s for o in offers.waiting.values() if o.session != other) == NOW + 1000 + MOST_OFFERS - 2
+
+
+def test_offers_that_are_not_due_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers, looks = Offers(make(8)), [0]
+    for n in range(200):
+        offered(offers, f"far {n}", arrival_s=NOW + 1000 + n)
+    from_s = Offer.from_s.fget
+
+    def counted(self: Offer) -> float:
+        looks[0] += 1
+        return from_s(self)  # type: ignore[misc]
+
+    monkeypatch.setattr(Offer, "from_s", property(counted))
+    for _ in range(10):
+        assert offers.due_s() == NOW + 495 and offers.take(NOW) is None
+    assert looks[0] <= 20
+    offers.forget(SessionKey("t", "far 0"))
+    assert offers.due_s() == NOW + 495.5
+
+
+def test_many_offers_without_room_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make(8)
+    for name in (b"1", b"2"):
+        cache.use(cached(cache, name, B))
+    offers, looks, gaps = Offers(cache), [0], prefetch._gaps
+    for n in range(300):
+        offered(offers, f"s{n}", 100)
+
+    def counted(*args: object) -> list[int]:
+        looks[0] += 1
+        return gaps(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(prefetch, "_gaps", counted)
+    while offers.waiting:
+        looks[0] = 0
+        assert offers.due_s() <= NOW and offers.take(NOW) is None
+        assert 0 < looks[0] < prefetch.LOOKS + 100
+    assert len(offers.stalled) == 300

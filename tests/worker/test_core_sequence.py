@@ -9,7 +9,7 @@ from contracts.memory.layer_bands import layers_of
 from contracts.request import GenerateRequest, Sampling
 from storelink.core.load_plan import may_start
 from worker.core.pace import Pace
-from worker.core.prefetch import Offer, next_offer
+from worker.core.prefetch import Offer, in_order
 from worker.core.sequence import TRANSITIONS, Event, Sequence, State
 
 
@@ -46,7 +46,7 @@ def test_all_sessions_get_their_low_layers_before_any_gets_high_ones() -> None:
 
     a, b = (Offer(SessionKey("t", n), [], 0, 0.0, arrival, 100) for n, arrival in (("a", 1.0), ("b", 2.0)))
     order = []
-    while (offer := next_offer((o for o in (a, b) if o.band < 2), 1.0)) is not None:
+    for offer in in_order((a, b), 1.0, lambda offer: offer.band < 2):
         order.append((offer.session.session_id, offer.band))
         offer.band += 1
     assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]

@@ -13,8 +13,9 @@ from contracts.memory.layer_bands import BANDS, layers_of
 from contracts.memory.victim_order import Rank, VictimKey, victim_key
 from tests.worker.test_core_hbm import LAYERS, A, B, C, cached, here, make
 from worker.core.block import Block, SaveState
-from worker.core.hbm import MOST_OWNERS, HbmCache
-from worker.core.prefetch import Offer, next_offer
+from worker.core.hbm import HbmCache
+from worker.core.owners import MOST_OWNERS
+from worker.core.prefetch import Offer, in_order
 from worker.core.standings import MOST_SESSIONS, Standings
 from worker.core.victims import KEPT_S, victims, within_parts
 
@@ -187,7 +188,7 @@ def test_hinted_pages_are_used_or_wasted_once() -> None:
 def test_what_is_urgent_comes_first_then_the_lowest_layers_of_all_sessions_then_the_soonest() -> None:
     offers = [Offer(A, [], 0, 0.0, 5.0, 9.0), Offer(B, [], -1, 0.0, 7.0, 9.0), Offer(C, [], 0, 0.0, 3.0, 9.0)]
     order = []
-    while (offer := next_offer((o for o in offers if o.band < BANDS), 3.5)) is not None:
+    for offer in in_order(offers, 3.5, lambda offer: offer.band < BANDS):
         order.append((offer.band, offer.session))
         offer.band += 1
     assert order == [(band, B) for band in range(BANDS)] + [

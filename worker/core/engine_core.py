@@ -281,11 +281,11 @@ class EngineCore:
     def holds(self, event: ev.Queried) -> do.HbmHolds:
         """How much of these chunks is in HBM."""
         shape, index = self.state.shape, self.state.cache.index
-        ready = [
-            block.ready if (block := index.get(key)) is not None else np.zeros(shape.layers, bool) for key in event.keys
-        ]
-        per_layer = [int(n) for n in np.sum(ready, axis=0, dtype=int)] if ready else [0] * shape.layers
-        tokens = leading(bool(r.all()) for r in ready) * shape.chunk_tokens
+        none = np.zeros(shape.layers, bool)
+        blocks = (index.get(key) for key in event.keys)
+        ready = np.array([none if b is None else b.ready for b in blocks], bool).reshape(-1, shape.layers)
+        per_layer = ready.sum(axis=0, dtype=int).tolist()
+        tokens = leading(bool(each.all()) for each in ready) * shape.chunk_tokens
         return do.HbmHolds(event.query_id, per_layer, tokens, sum(per_layer) * shape.piece_bytes)
 
     # ---- after a step ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from contracts.kv import leading
 from contracts.memory.victim_order import Rank, Standing
 from worker.core.block import NO_PAGE, Block, Reach, SaveState
 from worker.core.emptied import slabs_to_empty
+from worker.core.owners import Owners
 from worker.core.page_counts import PageCounts
 from worker.core.pages import PagePool
 from worker.core.standings import Standings
@@ -36,8 +37,6 @@ from worker.core.windowed import NO_WINDOWS, Windowed
 
 #: Without a limit, `make_room` purges up to this many times what is needed.
 _SPARE_TIMES = 16
-#: Sessions that a block remembers; beyond, the earliest are forgotten.
-MOST_OWNERS = 32
 
 
 @dataclass(slots=True)
@@ -64,6 +63,7 @@ class HbmCache:
     hits: int = 0
     supply: Supply = FIXED
     _counts: PageCounts = field(default_factory=PageCounts)
+    _owners: Owners = field(default_factory=Owners)
 
     def __post_init__(self) -> None:
         if not len(self.windowed.layers):
@@ -73,9 +73,8 @@ class HbmCache:
     def new_block(self, index: int, session: SessionKey, layers: Iterable[int]) -> Block:
         """A block with pages for `layers`, not yet in use. Raises MemoryError unless the caller has made room."""
         count = self.pool.layers
-        block = Block(
-            index, np.full(count, NO_PAGE, np.int64), np.zeros(count, bool), np.zeros(count, bool), {session: None}
-        )
+        block = Block(index, np.full(count, NO_PAGE, np.int64), np.zeros(count, bool), np.zeros(count, bool))
+        self._owners.add(block, session)
         self.fill(block, layers)
         return block
 
@@ -104,10 +103,7 @@ class HbmCache:
 
     def want(self, block: Block, session: SessionKey) -> None:
         """Add the block to this session's cache."""
-        block.sessions.pop(session, None)
-        block.sessions[session] = None
-        if len(block.sessions) > MOST_OWNERS:
-            del block.sessions[next(iter(block.sessions))]
+        self._owners.add(block, session)
 
     def use(self, block: Block) -> None:
         """A sequence uses the block from now on."""
@@ -213,12 +209,13 @@ class HbmCache:
 
     def forget(self, sessions: Set[SessionKey]) -> None:
         """The sessions were erased: like `erase`, for blocks that no other session references, saved or not."""
-        for key, block in list(self.index.items()):
-            if not sessions.isdisjoint(block.sessions):
-                if block.sessions.keys() <= sessions:
-                    self.erase(key)
-                else:
-                    block.sessions = {session: None for session in block.sessions if session not in sessions}
+        for block in self._owners.of(sessions):
+            if block.key is None or self.index.get(block.key) is not block:
+                continue
+            if block.sessions.keys() <= sessions:
+                self.erase(block.key)
+            else:
+                self._owners.leave(block, sessions)
 
     def _strip(self, block: Block, layers: list[int]) -> None:
         taken = [layer for layer in layers if block.pages[layer] != NO_PAGE]
@@ -236,6 +233,7 @@ class HbmCache:
     def _unlist(self, block: Block) -> None:
         """Remove the block from the index, for good."""
         block.lost = True
+        self._owners.lost(block)
         if block.key is not None and self.index.get(block.key) is block:
             del self.index[block.key]
         self._count(block)
@@ -384,6 +382,7 @@ class HbmCache:
         assert self.pool.taken == here.sum(), "a taken page belongs to no block"
         for key, block in self.index.items():
             assert block.key == key and not block.lost
+        self._owners.validate(blocks)
         usable = np.array([b.ready | b.hinted for b in blocks], bool).reshape(here.shape)
         assert not (usable & ~here).any()
         for block, held in zip(blocks, here.sum(axis=1).tolist(), strict=True):

@@ -8,8 +8,9 @@ without room the cache stays in DRAM. Of layers with a window, only what the req
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from contracts.ids import SessionKey
@@ -21,6 +22,10 @@ from worker.core.victims import Limit
 
 #: Maximum number of bands being loaded at a time.
 IN_FLIGHT = 4
+#: Maximum number of a tenant's offers; those that may begin last are dropped.
+MOST_OFFERS = 512
+#: Chunks of offers that one `take` looks at, about; the next one goes on.
+LOOKS = 8192
 
 
 @dataclass(slots=True)
@@ -43,10 +48,22 @@ class Offer:
         """When loading into HBM may begin."""
         return (self.offered_s + self.arrival_s) / 2
 
+    @property
+    def order(self) -> tuple[int, int, float]:
+        """Of offers that are due, the smallest order's next band is loaded first."""
+        return self.priority, self.band, self.arrival_s
 
-def next_offer(offers: Iterable[Offer], now: float) -> Offer | None:
-    """The offer whose next band is loaded first; None if none is due."""
-    return min((o for o in offers if o.from_s <= now), key=lambda o: (o.priority, o.band, o.arrival_s), default=None)
+
+def in_order(offers: Iterable[Offer], now: float, waits: Callable[[Offer], bool]) -> Iterator[Offer]:
+    """Again and again the offer whose next band is loaded first, of those that are due. The caller raises its band;
+    `waits` is asked afterwards whether it comes again."""
+    heap = [(offer.order, number, offer) for number, offer in enumerate(offers) if offer.from_s <= now]
+    heapq.heapify(heap)
+    while heap:
+        _, number, offer = heapq.heappop(heap)
+        yield offer
+        if waits(offer):
+            heapq.heappush(heap, (offer.order, number, offer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +81,7 @@ class Band:
 class Offers:
     """Hinted sessions that are not fully loaded: waiting for their next band, or stalled without room.
 
-    Invariant: a session is `waiting` or `stalled`, never both.
+    Invariants: a session is `waiting` or `stalled`, never both; `_starts` has when each that is waiting may begin.
     """
 
     def __init__(self, cache: HbmCache, bands: int = BANDS) -> None:
@@ -73,11 +90,18 @@ class Offers:
         self._bands = min(bands, self._layers)
         self.waiting: dict[SessionKey, Offer] = {}
         self.stalled: dict[SessionKey, Offer] = {}
+        self._starts: list[tuple[float, SessionKey]] = []  #: a heap, with outdated entries
 
     def put(self, offer: Offer) -> None:
-        """Add a hint; it replaces an older one of the session."""
+        """Add a hint; it replaces an older one of the session. Of a tenant with too many, one is dropped."""
         self.stalled.pop(offer.session, None)
         self.waiting[offer.session] = offer
+        self._await(offer)
+        if len(self.waiting) + len(self.stalled) > MOST_OFFERS:
+            offers = (*self.waiting.values(), *self.stalled.values())
+            mine = [each for each in offers if each.session.tenant == offer.session.tenant]
+            if len(mine) > MOST_OFFERS:
+                self.forget(max(mine, key=lambda each: each.from_s).session)
 
     def get(self, session: SessionKey) -> Offer | None:
         """The session's offer, until all of it has been requested."""
@@ -96,16 +120,35 @@ class Offers:
     def try_again(self) -> None:
         """Memory may have become free or purgeable: retry stalled offers."""
         self.waiting |= self.stalled
+        for offer in self.stalled.values():
+            self._await(offer)
         self.stalled.clear()
 
     def clear(self) -> None:
         """The store is gone: drop all offers."""
         self.waiting.clear()
         self.stalled.clear()
+        self._starts.clear()
 
     def due_s(self) -> float:
         """When the next band may be requested; infinite: not without an event."""
-        return min((offer.from_s for offer in self.waiting.values()), default=math.inf)
+        while self._starts:
+            from_s, session = self._starts[0]
+            if (offer := self.waiting.get(session)) is not None and offer.from_s == from_s:
+                return from_s
+            heapq.heappop(self._starts)
+        return math.inf
+
+    def _due(self, now: float) -> Iterator[Offer]:
+        if self.due_s() > now:
+            return iter(())
+        return in_order(self.waiting.values(), now, lambda offer: offer.session in self.waiting)
+
+    def _await(self, offer: Offer) -> None:
+        heapq.heappush(self._starts, (offer.from_s, offer.session))
+        if len(self._starts) > 2 * len(self.waiting) + 64:
+            self._starts = [(each.from_s, session) for session, each in self.waiting.items()]
+            heapq.heapify(self._starts)
 
     def next_arrival_s(self, now: float) -> float:
         """When the next request of these hints is expected; infinite: none."""
@@ -121,12 +164,16 @@ class Offers:
 
     def take(self, now: float) -> Band | None:
         """Take pages, marked as hinted, for the next incomplete band, or for as many of its first chunks as fit. None:
-        nothing can be loaded now."""
+        nothing can be loaded now, or of very many offers the first were looked at in vain (then `due_s` has passed)."""
         full: dict[str, Limit] = {}  # by tenant: no page below this limit was available a moment ago
-        while (offer := next_offer(self.waiting.values(), now)) is not None:
+        looked = 0
+        for offer in self._due(now):
             if offer.expires_s <= now:
                 del self.waiting[offer.session]
                 continue
+            if looked >= LOOKS:
+                return None
+            looked += len(offer.keys)
             layers = layers_of(offer.band, self._layers, self._bands)
             below = (Rank.ADVISED, -offer.priority, -layers[-1])
             tenant = offer.session.tenant
