@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core import events as ev
-from kvstore.core import residency as holdings
 from kvstore.core.residency import Residency
 from kvstore.host import StoreHost
 from kvstore.tiers.blob import PATIENT_S
@@ -47,4 +46,4 @@ async def residency(node: StoreHost, manifest: Manifest, *, local: bool = False)
         asked = unknown if node.store.meter.admits(ev.TierChannel.BLOB_READ) else ()
         found, failed = await node.blob.locate_many(asked, manifest.fingerprint, PATIENT_S, waited_for=False)
         node.handle(ev.Probed(("", ""), asked, found, node.clock.now(), failed))
-    return ((tier, holdings.residency(index.chunks, manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))
+    return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))

@@ -13,12 +13,13 @@ A node may know millions of chunks, so equal objects are shared (shapes, keys, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core.chunk import NO_NUMBERS, NO_STATES, UNREAD, Chunk, stored_bytes
+from kvstore.core.residency import Residency, residency
 from kvstore.core.state import COPY_MOVES, PIECE_MOVES, CopyState, PieceState, move
 
 __all__ = ["WITH_SLOT", "Chunk", "Index"]
@@ -320,6 +321,10 @@ class Index:
         return orphans
 
     # ---- questions
+
+    def residency(self, keys: Sequence[bytes], tier: str) -> Residency:
+        """What the tier ("dram", "ssd", "blob") holds of these chunks."""
+        return residency(self.chunks, keys, tier)
 
     def held(self, session: SessionKey) -> tuple[int, int, int]:
         """Of the session: (tokens of the leading chunks on this node, of those wholly in the arena, bytes here). Of a

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contracts.ids import SessionKey
 from kvstore.core import events as store_ev
 from kvstore.core import instructions as store_do
-from kvstore.core.residency import residency
 from loadtest.simulate.channels import Channel
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
@@ -66,7 +65,7 @@ class SimulatedNode:
         manifest = index.manifests.get(session)
         if manifest is None:
             return 0, 0
-        dram, ssd = (residency(index.chunks, manifest.keys, tier).tokens for tier in ("dram", "ssd"))
+        dram, ssd = (index.residency(manifest.keys, tier).tokens for tier in ("dram", "ssd"))
         return max(dram, ssd), dram
 
     def held(self) -> list[tuple[SessionKey, Held]]:
