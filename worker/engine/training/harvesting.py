@@ -34,6 +34,7 @@ _LOOK_S = 0.1
 #: Wait before a job goes on that lost its memory or whose trainer crashed, in seconds.
 _AGAIN_S = 5.0
 _NEEDED = "serving needs the memory"
+_CRASHED = "its trainer crashed, and begins again"
 #: Crashes without a new checkpoint after which the job fails.
 _MOST_CRASHES = 3
 
@@ -59,8 +60,8 @@ class _Run:
     needs: wire.Needs | None = None
     stopping: bool = False
     cancelled: bool = False
-    #: Serving has taken its memory: its trainer did not crash.
-    displaced: bool = False
+    #: Why its last trainer ended early: `_NEEDED`, `_CRASHED`; empty: it has not.
+    lost: str = ""
     again_s: float = -math.inf
     crashes: int = 0
     #: When its last step ended, how long it took, and its tokens; pauses included.
@@ -265,7 +266,7 @@ class Harvesting:
             self._say(run, retry=True)
             self._over(run, JobState.FAILED, f"its trainer cannot be started: {error}")
             return
-        run.needs, run.displaced, self._let = None, False, None
+        run.needs, run.lost, self._let = None, "", None
         log.info("a trainer begins", job=run.job.id, model=run.job.model)
 
     # ---- what the trainer says ---------------------------------------------------------------------------------
@@ -317,15 +318,16 @@ class Harvesting:
             self._over(run, JobState.CANCELLED if run.cancelled else None)
             return
         self._partition.use(self._partition.shares)
-        if run.displaced:
+        if run.lost:
             return
+        run.lost = _CRASHED
         run.crashes += 1
         error = self._progress[run.job.id].error or f"its trainer crashed; the log is {self._logs / 'trainer.log'}"
         if run.crashes >= _MOST_CRASHES:
             self._say(run, retry=True)
             self._over(run, JobState.FAILED, f"{error} ({run.crashes} times without a checkpoint between)")
         else:
-            self._say(run, state=JobState.QUEUED, waits="its trainer crashed, and begins again", error="")
+            self._say(run, state=JobState.QUEUED, waits=run.lost, error="")
 
     def _over(self, run: _Run, state: JobState | None, error: str = "") -> None:
         """The job ends here; state None: it goes on elsewhere, and is forgotten."""
@@ -378,7 +380,7 @@ class Harvesting:
         """Give the trainer its memory, or fit its window. Returns why it waits for memory; empty: it does not."""
         trainer, needs, held = run.trainer, run.needs, self._held
         if trainer is None or needs is None:
-            return _NEEDED if run.displaced else ""
+            return run.lost
         if held.supplied:
             self._reconcile(run, trainer)
             if held.supplied:
@@ -396,5 +398,5 @@ class Harvesting:
     def _displaced(self, run: _Run) -> None:
         """Serving has taken the trainer's memory."""
         log.info("serving takes the trainer's memory", job=run.job.id)
-        run.displaced = True
-        self._say(run, state=JobState.QUEUED, waits=_NEEDED)
+        run.lost = _NEEDED
+        self._say(run, state=JobState.QUEUED, waits=run.lost)
