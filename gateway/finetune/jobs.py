@@ -26,7 +26,7 @@ from gateway.finetune.requests import JobRequest, settings_of
 from gateway.finetune.uploads import Uploads
 from gateway.fleet import Fleet
 from gateway.generate import unknown_model
-from gateway.responses.thread import StoreThread
+from gateway.store_thread import StoreThread
 from runtime import telemetry
 from runtime.config import Config
 

@@ -30,7 +30,7 @@ from gateway.core.uploads import (
     shown_name,
 )
 from gateway.finetune.files import Files, Info
-from gateway.responses.thread import StoreThread
+from gateway.store_thread import StoreThread
 
 _PIECE_BYTES = 256 << 10
 #: Bytes after which an upload looks again whether there is room.

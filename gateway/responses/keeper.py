@@ -19,7 +19,7 @@ from gateway.responses.ids import is_response_id
 from gateway.responses.named_sessions import NamedSessions
 from gateway.responses.store import RUNNING, Earlier, Readable, Response, Store
 from gateway.responses.stored_items import TooLong
-from gateway.responses.thread import StoreThread
+from gateway.store_thread import StoreThread
 from gateway.translating import NeedsStored, Stored
 from runtime import telemetry
 from runtime.clock import Clock

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from stored_responses import MOST, keeper, response
 
-from contracts.errors import RateLimited, Unavailable
+from contracts.errors import RateLimited
+from gateway import store_thread as module
 from gateway.envelope import error_response
 from gateway.responses import stored_items
-from gateway.responses import thread as module
 from gateway.responses.ids import item_id
-from gateway.responses.thread import StoreThread
+from gateway.store_thread import StoreThread
 from gateway.translating import NeedsStored
 
 
@@ -50,17 +50,6 @@ async def busy() -> AsyncIterator[Busy]:
     await made.thread.close(lambda: None)
 
 
-async def test_a_tenants_calls_wait_behind_its_own(busy: Busy) -> None:
-    for i in range(4):
-        busy.ask("a", f"a{i}")
-    busy.ask("b", "b0", always=True)
-    busy.ask("c", "c0")
-    busy.ask("b", "b1")
-    await busy.let_go()
-    assert busy.done.index("b0") <= 2 and busy.done.index("c0") <= 2 and busy.done.index("b1") <= 4
-    assert [name for name in busy.done if name[0] == "a"] == ["a0", "a1", "a2", "a3"]
-
-
 async def test_beyond_its_bound_a_tenants_reads_are_refused_and_its_answers_kept(
     busy: Busy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,28 +66,6 @@ async def test_beyond_its_bound_a_tenants_reads_are_refused_and_its_answers_kept
     assert sorted(busy.done) == ["a0", "a1", "b0", "kept"]
     await busy.ask("a", "later")
     assert busy.done[-1] == "later", "they count until they have a result"
-
-
-async def test_a_call_that_nobody_waits_for_any_more_is_not_made(busy: Busy) -> None:
-    gone, stays = busy.ask("a", "gone"), busy.ask("a", "stays")
-    await asyncio.sleep(0)
-    gone.cancel()
-    await busy.let_go()
-    assert busy.done == ["stays"] and stays.done()
-
-
-async def test_what_waits_when_it_closes_is_told_so(busy: Busy) -> None:
-    waits = busy.ask("a", "never")
-    await asyncio.sleep(0)
-    closing = asyncio.ensure_future(busy.thread.close(lambda: busy.done.append("last")))
-    with pytest.raises(Unavailable):
-        await waits
-    with pytest.raises(Unavailable):
-        await busy.thread.run("b", lambda: None)
-    await busy.let_go()
-    await closing
-    assert busy.done == ["last"]
-    busy.thread = StoreThread()  # for the fixture
 
 
 async def test_a_keeper_keeps_an_answer_when_its_tenant_may_read_no_more(
