@@ -358,9 +358,9 @@ async def test_one_tenants_lists_wait_for_each_other_and_delay_anothers_by_a_tur
 
     monkeypatch.setattr(Files, "listed", slow)
     asks = [asyncio.ensure_future(t.a.files.list()) for _ in range(10)]
-    await until(lambda: len(t.gateway.parts.fine_tuning.turns._asked) == 10)
+    await until(lambda: t.gateway.parts.fine_tuning.turns._refusable.total() == 10)
     asks.append(asyncio.ensure_future(t.b.files.list()))
-    await until(lambda: len(t.gateway.parts.fine_tuning.turns._asked) == 11)
+    await until(lambda: t.gateway.parts.fine_tuning.turns._refusable.total() == 11)
     assert len(begun) == 1
     go.set()
     await asyncio.gather(*asks)

@@ -34,7 +34,6 @@ _LOOK_S = 0.1
 #: Wait before a job goes on that lost its memory or whose trainer crashed, in seconds.
 _AGAIN_S = 5.0
 _NEEDED = "serving needs the memory"
-_CRASHED = "its trainer crashed, and begins again"
 #: Crashes without a new checkpoint after which the job fails.
 _MOST_CRASHES = 3
 
@@ -60,7 +59,7 @@ class _Run:
     needs: wire.Needs | None = None
     stopping: bool = False
     cancelled: bool = False
-    #: Why its last trainer ended early: `_NEEDED`, `_CRASHED`; empty: it has not.
+    #: Why its last trainer ended before the job did; empty: none has, or it goes on.
     lost: str = ""
     again_s: float = -math.inf
     crashes: int = 0
@@ -320,8 +319,7 @@ class Harvesting:
         self._partition.use(self._partition.shares)
         if run.lost:
             return
-        run.lost = _CRASHED
-        run.crashes += 1
+        run.lost, run.crashes = "its trainer crashed, and begins again", run.crashes + 1
         error = self._progress[run.job.id].error or f"its trainer crashed; the log is {self._logs / 'trainer.log'}"
         if run.crashes >= _MOST_CRASHES:
             self._say(run, retry=True)
