@@ -93,7 +93,7 @@ def key_of(row: Row) -> Key:
 class Draws:
     """Bootstrap draws over the requests of a load, shared by all of its targets."""
 
-    def __init__(self, keys: Sequence[Key], seed: int, count: int = DRAWS) -> None:
+    def __init__(self, keys: Sequence[Key], seed: int, count: int) -> None:
         chance = np.random.default_rng(seed)
         groups: dict[int, dict[str, list[int]]] = {}
         for at, (repeat, session, _) in enumerate(keys):
@@ -159,7 +159,7 @@ def figures(rows: Mapping[str, Sequence[Row]], planned: set[Key], ours: str, see
             whole[name] = list(matched(of, planned).values())
         except Unmatched as e:
             found[name] = {"error": str(e)}
-    draws = Draws(sorted(planned), seed)
+    draws = Draws(sorted(planned), seed, DRAWS)
     taken = {(name, m.name): draws.of(m, of) for name, of in whole.items() for m in METRICS}
     for name, of in whole.items():
         values = {m.name: (taken[name, m.name], taken.get((ours, m.name))) for m in METRICS}

@@ -192,6 +192,8 @@ async def test_a_gateway_with_another_secret_than_its_schedulers_does_not_start_
     assert all(word in line for word in (own, fleets, "Scheduler on 127.0.0.1", "copy the file DATA/secret"))
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 async def test_a_process_that_stops_refuses_nothing_while_another_has_the_port(s: Stack, tmp_path: Path) -> None:
     await s.gateway.stop()
     config = changed(s.config, {"gateway": {"processes": 2}})

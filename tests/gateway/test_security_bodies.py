@@ -59,6 +59,8 @@ def part(seconds: list[float], share: float) -> float:
 
 
 # ---- the event loop ------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.sample
 async def test_bodies_of_every_hostile_kind_delay_no_other_tenant_and_take_bounded_memory(h: Harness) -> None:
     await h.ask("POST", "/v1/completions", {"model": "toy", "prompt": "x" * MIB})  # its helpers have started
     family = h.family()

@@ -154,6 +154,8 @@ def cold(model: Path) -> Iterator[Callable[[list[int], int], list[int]]]:
     harness.close()
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_a_session_that_left_hbm_comes_back_under_the_step_that_uses_it(
     model: Path, cold: Callable[[list[int], int], list[int]]
 ) -> None:

@@ -20,7 +20,7 @@ from worker.models.filling import host_copy
 pytestmark = HERE
 
 
-@pytest.mark.parametrize("decodes", [False, True])
+@pytest.mark.parametrize("decodes", [pytest.param(False, marks=[pytest.mark.slow, pytest.mark.sample]), True])
 def test_lent_returning_and_loaded_layers_give_the_same_bits(tmp_path: Path, decodes: bool) -> None:
     bench = Bench(nine_layers(tmp_path / "nine"))
     host = image(tmp_path, bench.model)

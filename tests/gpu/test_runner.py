@@ -311,6 +311,8 @@ def test_logits_come_to_the_host_from_weights_on_the_device(bench: Bench) -> Non
     assert bench.model.layers[0].qkv.device.type == DEVICE.type
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_no_page_is_touched_that_lies_before_a_window(tmp_path: Path) -> None:
     reference(tmp_path, "gemma3")
     checked(Bench(tmp_path), prefix=60, count=66)

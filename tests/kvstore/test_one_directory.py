@@ -39,21 +39,18 @@ def second_store(stack: Stack, free_port: int, shm_dir: Path | None = None) -> s
     return subprocess.Popen(command, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("shares_shm", [True, False], ids=["one shm_dir", "a shm_dir each"])
-async def test_a_second_store_on_a_nodes_directory_does_not_start_and_changes_nothing(
-    make_stack, free_ports, tmp_path, shares_shm
-):
+async def test_a_second_store_on_a_nodes_directory_does_not_start_and_changes_nothing(make_stack, free_ports, tmp_path):
     stack = make_stack(nodes=1)
     stack.start(0)
     chunks = make_chunks(SHAPE, 2)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
-        second = second_store(stack, free_ports(20), None if shares_shm else tmp_path / "shm")
-        assert second.wait(30) == 2, "as for a wrong configuration: whoever supervises it does not start it for ever"
-        said = stack.file.with_name("kvstore-second.log").read_text()
-        assert (
-            f"{stack.config.node(0).directory} is in use by another store (pid {stack.processes[0].pid} on host" in said
-        )
-        assert "stop that one, or give this one another data directory" in said
+        for shm_dir in (None, tmp_path / "shm"):
+            second = second_store(stack, free_ports(20), shm_dir)
+            assert second.wait(30) == 2, "as for a wrong configuration: a supervisor does not start it for ever"
+            said = stack.file.with_name("kvstore-second.log").read_text()
+            using = f"is in use by another store (pid {stack.processes[0].pid} on host"
+            assert f"{stack.config.node(0).directory} {using}" in said
+            assert "stop that one, or give this one another data directory" in said
         arena = worker.welcome.arena_path
     async with FakeWorker(stack.address(0), [SHAPE]) as again:
         assert again.welcome.arena_path == arena

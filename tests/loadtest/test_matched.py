@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from loadtest.compare.cli import watched
@@ -31,6 +32,12 @@ import write_figures
 from matching import CLAIMED, Draws, figures, interval, verdicts
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "DRAWS", 200)
+
 
 FAKE = {
     "name": "fake",
@@ -107,7 +114,7 @@ def test_draws_take_whole_conversations() -> None:
 def test_the_interval_of_a_mean_is_about_two_standard_errors_wide() -> None:
     chance = np.random.default_rng(5)
     values = [row(0, f"c{n}", 0, float(v)) for n, v in enumerate(chance.normal(10, 1, 400))]
-    _, drawn = Draws([matching.key_of(r) for r in values], seed=1).of(matching.METRICS[0], values)
+    _, drawn = Draws([matching.key_of(r) for r in values], seed=1, count=1000).of(matching.METRICS[0], values)
     low, high = interval(drawn)
     assert 0.15 < high - low < 0.25
 

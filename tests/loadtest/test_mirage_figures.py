@@ -134,6 +134,8 @@ def test_steps_wait_for_swaps_only_beyond_the_device_s_memory() -> None:
     assert swapping(kind).granules > kind.granules
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_a_run_of_every_arm_answers_its_requests_and_lends_by_its_own_rule() -> None:
     dice, kind = random.Random(1), device({OPT_13B: 0.35})
     asked = [ModelRequest(0.03 * n, "OPT-13B", dice.randint(50, 300), dice.randint(100, 200)) for n in range(120)]

@@ -9,6 +9,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "demo"))
 import phrasings
 import tokenizer
@@ -60,6 +62,8 @@ def test_the_tokenizer_has_every_word_of_the_phrasings_whole() -> None:
     assert not [word for word in wanted if word not in vocabulary]
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_the_tokenizer_is_the_one_that_its_script_makes(tmp_path: Path) -> None:
     tokenizer.build(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -16,6 +16,8 @@ from worker.measure.corun import CorunGrid
 GRID = CorunGrid((1, 4), (32, 96), ((2, 64),), (256,), visits=2, most=2000, limit_s=0.25)
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_each_point_is_visited_in_a_drawn_order_with_every_split_and_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
