@@ -277,6 +277,14 @@ def test_a_use_is_remembered_for_a_day_and_longer_while_the_session_is_known():
     assert kept == known | {SessionKey("t", f"{i}") for i in range(51, 100)}
 
 
+def test_few_of_many_old_uses_are_looked_at_together():
+    sessions = Sessions()
+    for i in range(1000):
+        sessions.used(SessionKey("t", f"{i}"), float(i))
+    sessions.trim(200_000.0)
+    assert 900 < sum(sessions.is_used(SessionKey("t", f"{i}")) for i in range(1000)) < 1000
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["use", "advise", "invalidate", "drop", "piece", "look"]), st.integers(0, 2), st.integers(0, 9)

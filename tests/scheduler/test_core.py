@@ -219,6 +219,18 @@ def test_the_node_that_runs_the_last_turn_is_a_source_before_it_has_reported_any
     assert h.place(Ask("r2", S, "m", pin="node-0"), 0.3).sources == (), "it has ended, and reports say what is there"
 
 
+def test_of_thousands_of_hints_that_end_together_a_tick_drops_a_part() -> None:
+    h = Harness()
+    for i in range(2000):
+        h.advise(hint(SessionKey(f"t{i % 4}", f"{i}"), f"a{i}", expires_s=1.0), 0.0)
+    assert len(h.advisories) == 2000 and not h.late(0.5)
+    h.tick(1.5)
+    assert 1000 < len(h.advisories) < 2000 and h.late(1.5)
+    while h.late(1.5):
+        h.expire(1.5)
+    assert not len(h.advisories)
+
+
 def test_hints_merge_expire_and_are_used_once() -> None:
     a = Advisories()
     a.place(Pending(hint(), "node-0", 0.0))
