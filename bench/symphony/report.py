@@ -2,69 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
+from report_busy import busy
 from report_more import arms, headlines
-from write_figures import read, table
-
-HERE = Path(__file__).parent
-NAMES = {
-    "recompute": "vLLM",
-    "infercept": "InferCept",
-    "llumnix": "Llumnix",
-    "llumnix-infercept": "Llumnix + InferCept",
-    "balanced": "ours",
-}
-OTHERS = ("recompute", "infercept", "llumnix", "llumnix-infercept")
-E2E, TPOT, TTFT = "end_to_end_s", "tpot_s", "ttft_s"
-
-
-def figure(number: int) -> Any:
-    return read(HERE / "results" / f"figure-{number}.json")
-
-
-def by(rows: Sequence[Any]) -> dict[tuple[int, str], Any]:
-    """Rows by users and system."""
-    return {(int(row["users"]), row["system"]): row for row in rows}
-
-
-def over(
-    rows: Sequence[Any],
-    of: Sequence[str],
-    base: str = "balanced",
-    systems: Sequence[str] = OTHERS,
-    users: Sequence[int] = (),
-) -> str:
-    """A table of each system's figures over those of `base`, by users."""
-    found = by(rows)
-    loads = users or sorted({n for n, _ in found})
-    titles = {E2E: "end to end", TPOT: "TPOT", TTFT: "TTFT"}
-    lines = [
-        [
-            f"{titles[name]}, {NAMES.get(system, system)}",
-            *(f"{found[n, system][name] / found[n, base][name]:.2f} x" for n in loads),
-        ]
-        for name in of
-        for system in systems
-    ]
-    return table((f"over {NAMES.get(base, base)}", *(f"{n:,} users" for n in loads)), lines)
-
-
-def equal(document: Any, users: Sequence[int]) -> str:
-    """The number of our users at vLLM's TPOT, for each of `users`."""
-    rows = {int(row["users"]): row for row in document["users_at_equal_tpot"] if row["system"] == "recompute"}
-    told = [
-        f"{rows[n]['users']:,.0f} of vLLM against {'at least ' if rows[n]['at_least'] else ''}{rows[n]['ours']:,.0f} of ours"
-        for n in users
-    ]
-    return ", ".join(told)
+from report_tables import E2E, NAMES, TPOT, TTFT, by, equal, figure, over, peaks, requests_per_gpu
+from write_figures import table
 
 
 def one_and_two() -> str:
-    first, rows = figure(1)["systems"], {int(row["requests_at_a_time"]): row for row in figure(2)["rows"]}
-    spread = ", ".join(f"{min(of['least']):.1f} to {max(of['most']):.1f} ({NAMES[name]})" for name, of in first.items())
+    rows = {int(row["requests_at_a_time"]): row for row in figure(2)["rows"]}
     step, token = (rows[32][name] / rows[8][name] for name in ("decode_step_s", "tpot_s"))
     return f"""
 ## Figures 1 and 2: why balance matters
@@ -72,7 +17,7 @@ def one_and_two() -> str:
 ![figure 1](pictures/figure-1.png)
 
 Paper, 1,024 users: GPUs differ by up to 300 requests with InferCept. Here, requests per GPU:
-{spread}.
+{requests_per_gpu(figure(1)["systems"])}.
 
 ![figure 2](pictures/figure-2.png)
 
@@ -191,12 +136,6 @@ Gains are smaller: the first token is a small part of an answer.
 
 
 def fifteen() -> str:
-    systems = figure(15)["systems"]
-    names = ("recompute", "infercept", "llumnix-infercept", "balanced")
-    lines = [
-        [model, *(f"{systems[f'{model} {name}']['peak_to_median']['whole_run']:.1f} x" for name in names)]
-        for model in ("8b", "13b")
-    ]
     return f"""
 ## Figure 15: imbalance
 
@@ -204,7 +143,7 @@ def fifteen() -> str:
 
 256 users: highest load of any GPU over the median. Paper, Llama-3.1-8B: 3.1 x with InferCept. Here, with few requests per GPU and much chance:
 
-{table(("model", *(NAMES[name] for name in names)), lines)}
+{peaks(figure(15)["systems"], ("recompute", "infercept", "llumnix-infercept", "balanced"))}
 
 Llumnix + InferCept is the most even, but no faster.
 """
@@ -350,6 +289,7 @@ def result() -> str:
         eighteen,
         nineteen_and_twenty,
         twenty_one,
+        busy,
         arms,
     )
     return "\n\n".join(text for part in told if (text := part().strip()))
