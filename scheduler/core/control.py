@@ -138,7 +138,7 @@ class Control:
             self.advisories.outcomes["missed"] += 1
         placer.count += 1
         self.fleet.placed(choice.node, ask.request_id, now, ask.priority, ask.model)
-        sources = placer.sources(ask.session, choice.node)
+        sources = placer.sources(ask.session, choice.node, now)
         placer.explain(
             "turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources, taken=ask.taken
         )

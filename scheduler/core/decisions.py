@@ -22,8 +22,9 @@ class Decision:
     what: `turn`, `hint`, or `move` (a hint that changed its device). request_id: of a turn. hinted: the turn had a
     hint. prefetched: the device to which the hint had sent the cache, `prefetched_s` before. moves: of the hint so far.
     pin: the caller's. avoided: number of devices that had just failed the turn. sources: other nodes with its cache.
-    worth: `trust.Worth` of a hint. taken: the gateway chose by a route hint. until_first_s, after_s: where an ended
-    turn's time went, before and after its first token, in seconds; empty: the gateway has not reported it.
+    known_s: last use of the session's newest manifest, as known then. worth: `trust.Worth` of a hint. taken: the
+    gateway chose by a route hint. until_first_s, after_s: where an ended turn's time went, before and after its first
+    token, in seconds; empty: the gateway has not reported it.
     """
 
     what: str
@@ -38,6 +39,7 @@ class Decision:
     pin: str = ""
     avoided: int = 0
     sources: tuple[str, ...] = ()
+    known_s: float = 0.0
     worth: str = ""
     taken: bool = False
     until_first_s: Mapping[Phase, float] = field(default_factory=dict)
@@ -84,11 +86,12 @@ class Decisions:
 
     def last_model(self, session: SessionKey) -> str:
         """The model of the session's latest turn; empty: not known."""
-        return next((d.model for d in self.of(session) if d.what == "turn"), "")
+        turn = self.last_turn(session)
+        return turn.model if turn is not None else ""
 
-    def last_turn(self, session: SessionKey) -> str:
-        """The request id of the session's latest turn; empty: not known."""
-        return next((d.request_id for d in self.of(session) if d.what == "turn"), "")
+    def last_turn(self, session: SessionKey) -> Decision | None:
+        """The session's latest turn; None: not known."""
+        return next((d for d in self.of(session) if d.what == "turn"), None)
 
     def of(self, session: SessionKey) -> tuple[Decision, ...]:
         """The session's decisions, latest first."""

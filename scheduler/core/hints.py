@@ -89,7 +89,7 @@ class Hints:
         chance = hint.chance * self._trust.chance(hint.on_trust_of, hint.address)
         told = Sent(sent.at_s if sent is not None else now, priority, hint.arrival_s, hint.expires_s)
         self._advisories.place(replace(pending, chance=chance, sent=told))
-        sources = self._placer.sources(hint.session, pending.node)
+        sources = self._placer.sources(hint.session, pending.node, now)
         return self._prefetch(pending.node, replace(hint, priority=priority), sources, now)
 
     def _prefetch(self, node: str, hint: Hint, sources: tuple[str, ...], now: float) -> list[Command]:
@@ -110,7 +110,7 @@ class Hints:
             return None
         if not self._placer.fleet.serves(pending.node, pending.hint.model, now):
             return None
-        return pending.node, self._placer.sources(session, pending.node), self._placer.cached_tokens(session)
+        return pending.node, self._placer.sources(session, pending.node, now), self._placer.cached_tokens(session)
 
     def withdraw(self, session: SessionKey | None, tenant: str, advisory_id: str) -> list[Command] | None:
         """The caller withdraws a hint, named by its session or its id. None: there is none."""
@@ -144,7 +144,7 @@ class Hints:
             self._advisories.place(pending)
             return []
         self._advisories.outcomes["moved"] += 1
-        sources, told = placer.sources(hint.session, choice.node), pending.sent
+        sources, told = placer.sources(hint.session, choice.node, now), pending.sent
         moved = replace(pending, node=choice.node, placed_s=now, left=(*pending.left, pending.node))
         placer.explain("move", hint.session, turn, choice, now, moved, sources=sources)
         if told is not None:

@@ -23,6 +23,9 @@ from scheduler.core.placement import Choice, place
 from scheduler.core.policies import Policy
 from scheduler.core.snapshot import PlacementRequest, Snapshot
 
+#: A turn that has left nothing for so long after it was placed has failed, unless it is still under way, in seconds.
+UNREPORTED_S = 60.0
+
 
 class Placer:
     """Fleet, session directory, pending hints and past decisions, and choices made from them.
@@ -49,7 +52,8 @@ class Placer:
         expect = self.fleet.columns.expect
         if pending is not None:
             expect(pending.node, pending.urgency, -pending.chance)
-        view = snapshot.take(self.fleet, self.directory.get(session), turn.model, now, self.count)
+        known, last = self.directory.get(session), self.unreported(session, turn.model, now)
+        view = snapshot.take(self.fleet, known, turn.model, now, self.count, last)
         if pending is not None:
             expect(pending.node, pending.urgency, pending.chance)
         return view
@@ -73,6 +77,7 @@ class Placer:
         **more: Any,
     ) -> None:
         """Record a decision; `more`: further fields of `Decision`."""
+        known = self.directory.get(session)
         decision = Decision(
             what,
             now,
@@ -84,20 +89,27 @@ class Placer:
             moves=len(pending.left) if pending is not None else 0,
             pin="" if more.get("taken") else turn.pin,
             avoided=len(turn.avoid),
+            known_s=known.last_use_s if known is not None else 0.0,
             **more,
         )
         self.explained.note(session, decision)
 
-    def sources(self, session: SessionKey, node: str) -> tuple[str, ...]:
-        """Other nodes to fetch the session's cache from, best first.
-
-        Includes the node that runs its last turn or has just ended it: its store has not yet reported what that turn
-        computed (docs/design/0020).
-        """
+    def sources(self, session: SessionKey, node: str, now: float) -> tuple[str, ...]:
+        """Other nodes to fetch the session's cache from, best first; includes that of `unreported`."""
         known = self.directory.get(session)
         held = tuple(known.sources(without=node_of(node))) if known else ()
-        last = node_of(self.fleet.where(self.explained.last_turn(session)))
+        last = self.unreported(session, self.last_model(session), now)
         return held if last in ("", node_of(node), *held) else (*held, last)
+
+    def unreported(self, session: SessionKey, model: str, now: float) -> str:
+        """The node that runs the session's last turn with this model, or has just ended it, as long as no store has
+        reported what that turn computed (docs/design/0056); empty: none."""
+        turn, known = self.explained.last_turn(session), self.directory.get(session)
+        if turn is None or turn.model != model or (known is not None and known.last_use_s != turn.known_s):
+            return ""
+        if now - turn.at_s > UNREPORTED_S and not self.fleet.where(turn.request_id):
+            return ""
+        return node_of(turn.node)
 
     def cached_tokens(self, session: SessionKey) -> int:
         """Tokens of the session's newest manifest; 0: not known."""

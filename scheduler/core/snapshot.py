@@ -99,8 +99,9 @@ class PlacementRequest:
     urgency: int = urgency_class(0)
 
 
-def take(fleet: Fleet, session: Session | None, model: str, now: float, decisions: int = 0) -> Snapshot:
-    """The snapshot for one session and the model that is to answer, at time `now`."""
+def take(fleet: Fleet, session: Session | None, model: str, now: float, decisions: int = 0, last: str = "") -> Snapshot:
+    """The snapshot for one session and the model that is to answer, at time `now`. last: the node that has all of the
+    session's cache, although no store has reported it."""
     c, n = fleet.columns, fleet.columns.count
     classes = list(c.classes)
     of_model, request_s = c.of_model(model), fleet.request_s_of(model)
@@ -117,7 +118,7 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
         classes=c.classes,
         work_s=c.reported_s[classes, :n] + c.unconfirmed_s[classes, :n],
         expected=c.expected[classes, :n],
-        cached=_cached(fleet, session, model) if session is not None else _UNKNOWN,
+        cached=_cached(fleet, session, model, last),
         request_s=request_s,
         decisions=decisions,
     )
@@ -126,19 +127,20 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
 _UNKNOWN = Cached()
 
 
-def _cached(fleet: Fleet, session: Session, model: str) -> Cached:
-    shape = fleet.shapes.get(model)
-    if not session.tokens or session.model != model or shape is None:
+def _cached(fleet: Fleet, session: Session | None, model: str, last: str) -> Cached:
+    shape, places = fleet.shapes.get(model), fleet.columns.places
+    if shape is None:
         return _UNKNOWN
-    chunks = session.tokens // shape.chunk_tokens
-    places = fleet.columns.places
-    return Cached(
-        tokens=session.tokens,
-        bytes=float(chunks * shape.chunk_bytes),
-        holders=tuple(
-            [
-                Holder(places[n], h.tokens, float(h.bytes), h.bytes * h.tokens_dram / h.tokens)
-                for n, h in session.holders.items()
-            ]
-        ),
-    )
+    if session is None or not session.tokens or session.model != model:
+        if last not in places:
+            return _UNKNOWN
+        tokens, size, held = shape.chunk_tokens, float(shape.chunk_bytes), {}  # of unknown size: a chunk at least
+    else:
+        tokens, size = session.tokens, float(session.tokens // shape.chunk_tokens * shape.chunk_bytes)
+        held = {
+            n: Holder(places[n], h.tokens, float(h.bytes), h.bytes * h.tokens_dram / h.tokens)
+            for n, h in session.holders.items()
+        }
+    if last in places:
+        held[last] = Holder(places[last], tokens, size, size)
+    return Cached(tokens, size, tuple(held.values()))

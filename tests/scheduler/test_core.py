@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from scheduler.core.control import Ask, Control, Prefetch, seed_of
 from scheduler.core.directory import Held
 from scheduler.core.fleet import LoadReport, Model, Rates
 from scheduler.core.placement import Choice, place
+from scheduler.core.placer import UNREPORTED_S
 from scheduler.core.policies import POLICIES
 from scheduler.core.snapshot import PlacementRequest
 
@@ -216,7 +218,46 @@ def test_the_node_that_runs_the_last_turn_is_a_source_before_it_has_reported_any
     [sent] = [c for c in h.advise(hint(pin="node-0"), 0.1) if isinstance(c, Prefetch)]
     assert sent.node == "node-0" and sent.sources == ("node-1",)
     h.fleet.loaded("node-1", LoadReport(), [], ["r1"], 0.2, 1)
-    assert h.place(Ask("r2", S, "m", pin="node-0"), 0.3).sources == (), "it has ended, and reports say what is there"
+    h.withdraw(S, S.tenant, "")
+    [sent] = [c for c in h.advise(hint(pin="node-0"), 0.3) if isinstance(c, Prefetch)]
+    assert sent.sources == ("node-1",), "it has ended, and left a cache"
+    h.directory.report("node-1", S, "m", 200, 2.0, Held(0, 0))
+    assert h.place(Ask("r2", S, "m", pin="node-0"), 0.4).sources == (), "reports say what is there"
+
+
+def test_a_hint_during_a_turn_or_just_after_it_stays_with_the_cache_that_nobody_has_reported() -> None:
+    h = Harness(4)
+    node = h.place(Ask("r1", S, "m"), 0.0).node
+    others = [name for name in h.fleet.devices if name != node]
+
+    def hinted(advisory_id: str, now: float) -> str:
+        h.withdraw(S, S.tenant, "")
+        [sent] = [c for c in h.advise(hint(advisory_id=advisory_id), now) if isinstance(c, Prefetch)]
+        return sent.node
+
+    assert hinted("during", 0.1) == node, "its own turn is work on that node"
+    h.fleet.loaded(node, LoadReport(), [], ["r1"], 0.2, 1)
+    h.fleet.placed(node, "another", 0.2)
+    assert hinted("after", 0.3) == node
+    assert h.place(Ask("r2", S, "m", pin=others[0]), 0.3).sources == (node,)
+    assert hinted("moved", 0.4) == others[0], "the last turn left all of it there"
+    h.hold(others[1], 960)
+    h.fleet.placed(others[1], "more", 0.4)
+    assert hinted("reported", 0.5) == others[1]
+    h.directory.report(others[1], S, "m", 960, 1.0, Held(0, 0))
+    h.place(Ask("r3", S, "m", pin=node), 0.6)
+    h.fleet.loaded(node, LoadReport(), [], ["r3", "another"], 0.7, 2)
+    h.fleet.placed(node, "another", 0.8 + UNREPORTED_S)
+    assert hinted("late", 0.8 + UNREPORTED_S) != node, "the turn must have failed"
+
+
+def test_a_hint_for_another_model_than_the_last_turns_goes_anywhere() -> None:
+    h = Harness()
+    for i in range(2):
+        h.fleet.worker_joined(f"node-{i}", f"w{i}", (MODEL, replace(MODEL, name="other")), 0.0)
+    h.place(Ask("r1", S, "other", pin="node-0"), 0.0)
+    [sent] = [c for c in h.advise(hint(), 0.1) if isinstance(c, Prefetch)]
+    assert sent.node == "node-1"
 
 
 def test_of_thousands_of_hints_that_end_together_a_tick_drops_a_part() -> None:
