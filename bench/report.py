@@ -20,6 +20,7 @@ from claim import END, RETURNING  # noqa: E402
 from claimed import claims  # noqa: E402
 from claims import E2E, OURS, curve  # noqa: E402
 from evidence import figure  # noqa: E402
+from intervals import LEAST  # noqa: E402
 from measured import measurement  # noqa: E402
 
 
@@ -68,6 +69,7 @@ def mechanisms() -> str:
         for name, cell in switched.items()
     )
 
+    draws = min(len(cell["balanced"]) for cell in switched.values())
     moves = [found[name] for name in ("Moves alone", "Moves, where hints are given")]
     undecided = ": no effect shown" if all(of.low < 1 < of.high for of in moves) else ""
 
@@ -81,7 +83,7 @@ def mechanisms() -> str:
         f"  moves {times('Moves alone')} without hints, {times('Moves, where hints are given')} with them{undecided};\n"
         f"  without cooperative HBM management {cooperation}\n"
         f"  of the live conversations' KV (`bench/pressure/run`, {day('pressure/result.json')}, four simulated A100s, "
-        f"{Figure(len(switched[next(iter(switched))]['balanced'])):.0f} draws: too few to decide).\n"
+        f"{Figure(draws):.0f} draws{'' if draws >= LEAST else ': too few to decide'}).\n"
         f"  On real stacks (two nodes, two CPU cores, {day('pressure/result-real.json')}), hints and moves together: "
         f"{both(RETURNING, 'mean')} of the time,\n  but {both(END, 'p95')} of p95 end to end, in "
         f"{Figure(len(next(iter(real['cells'].values()))['balanced'])):.0f} draws: not decided."
