@@ -103,13 +103,15 @@ class Placer:
 
     def unreported(self, session: SessionKey, model: str, now: float) -> str:
         """The node that runs the session's last turn with this model, or has just ended it, as long as no store has
-        reported what that turn computed (docs/design/0056); empty: none."""
+        reported what that turn computed and its own is here (docs/design/0056); empty: none."""
         turn, known = self.explained.last_turn(session), self.directory.get(session)
         if turn is None or turn.model != model or (known is not None and known.last_use_s != turn.known_s):
             return ""
         if now - turn.at_s > UNREPORTED_S and not self.fleet.where(turn.request_id):
             return ""
-        return node_of(turn.node)
+        node = self.fleet.nodes.get(node_of(turn.node))
+        lost = node is None or not node.store_here or all(device.dead for device in node.devices)
+        return "" if lost else node_of(turn.node)
 
     def cached_tokens(self, session: SessionKey) -> int:
         """Tokens of the session's newest manifest; 0: not known."""

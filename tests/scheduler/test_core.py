@@ -17,7 +17,7 @@ from scheduler.core import snapshot
 from scheduler.core.advisories import Advisories, Hint, Pending
 from scheduler.core.control import Ask, Control, Prefetch, seed_of
 from scheduler.core.directory import Held
-from scheduler.core.fleet import LoadReport, Model, Rates
+from scheduler.core.fleet import DEAD_AFTER_S, LoadReport, Model, Rates
 from scheduler.core.placement import Choice, place
 from scheduler.core.placer import UNREPORTED_S
 from scheduler.core.policies import POLICIES
@@ -249,6 +249,22 @@ def test_a_hint_during_a_turn_or_just_after_it_stays_with_the_cache_that_nobody_
     h.fleet.loaded(node, LoadReport(), [], ["r3", "another"], 0.7, 2)
     h.fleet.placed(node, "another", 0.8 + UNREPORTED_S)
     assert hinted("late", 0.8 + UNREPORTED_S) != node, "the turn must have failed"
+
+
+@pytest.mark.parametrize("lost", ["its store", "the machine"])
+def test_a_lost_node_is_no_source_of_the_turn_that_it_ran(lost: str) -> None:
+    h = Harness()
+    h.place(Ask("r1", S, "m", pin="node-1"), 0.0)
+    if lost == "its store":
+        h.store_left("node-1")
+        now = 0.1
+    else:
+        now = DEAD_AFTER_S + 1.0
+        h.fleet.loaded("node-0", LoadReport(), [], [], now, 1)
+        h.tick(now)
+    [sent] = [c for c in h.advise(hint(), now) if isinstance(c, Prefetch)]
+    assert sent.node == "node-0" and sent.sources == ()
+    assert h.place(Ask("r1", S, "m", avoid=frozenset(["node-1"])), now).sources == ()
 
 
 def test_a_hint_for_another_model_than_the_last_turns_goes_anywhere() -> None:
