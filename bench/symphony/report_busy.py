@@ -23,9 +23,9 @@ def _one() -> str:
     if (found := figure("1-busy")) is None:
         return ""
     return f"""
-![figure 1, busy users](pictures/figure-1-busy.png)
+![figure 1](pictures/figure-1-busy.png)
 
-Figure 1, {found["users"]:,} users, requests per GPU: {requests_per_gpu(found["systems"])}.
+Figure 1, {found["users"]:,.0f} users, requests per GPU: {requests_per_gpu(found["systems"])}.
 """.strip()
 
 
@@ -39,7 +39,7 @@ def _curves() -> str:
         shares = ", ".join(f"{100 * rows[n, 'recompute']['under_way']:.0f} %" for n in loads)
         parts.append(
             f"""
-![figure {name.removesuffix("-busy")}, busy users](pictures/figure-{name}.png)
+![figure {name.removesuffix("-busy")}](pictures/figure-{name}.png)
 
 {model}. Users with a request under way, with vLLM, by load: {shares}. At equal TPOT: {equal(found)}.
 
@@ -53,9 +53,9 @@ def _fifteen() -> str:
     if (found := figure("15-busy")) is None:
         return ""
     return f"""
-![figure 15, busy users](pictures/figure-15-busy.png)
+![figure 15](pictures/figure-15-busy.png)
 
-Highest load of any GPU over the median, {found["users"]} users:
+Highest load of any GPU over the median, {found["users"]:,.0f} users:
 
 {peaks(found["systems"], ("recompute", "infercept", "llumnix-infercept", "balanced"))}
 """.strip()
@@ -66,7 +66,7 @@ def _seventeen() -> str:
         return ""
     systems = [system for system in dict.fromkeys(row["system"] for row in found["rows"]) if system != "balanced"]
     return f"""
-![figure 17, busy users](pictures/figure-17-busy.png)
+![figure 17](pictures/figure-17-busy.png)
 
 Llama-2-13B without one mechanism each:
 

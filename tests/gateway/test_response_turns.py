@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,53 +19,28 @@ from gateway.store_thread import StoreThread
 from gateway.translating import NeedsStored
 
 
-class Busy:
-    """A thread that is busy until `let_go`, and what it did afterwards, in order."""
-
-    def __init__(self) -> None:
-        self.thread, self.done = StoreThread(), list[str]()
-        self._gate = threading.Event()
-        self.asked = [asyncio.ensure_future(self.thread.run("a", self._gate.wait))]
-
-    def ask(self, owner: str, name: str, *, always: bool = False) -> asyncio.Future[None]:
-        asked = asyncio.ensure_future(self.thread.run(owner, self._doing(name), always=always))
-        self.asked.append(asked)
-        return asked
-
-    def _doing(self, name: str) -> Callable[[], None]:
-        return lambda: self.done.append(name)
-
-    async def let_go(self) -> None:
-        await asyncio.sleep(0)
-        self._gate.set()
-        await asyncio.gather(*self.asked, return_exceptions=True)
-
-
-@pytest.fixture
-async def busy() -> AsyncIterator[Busy]:
-    made = Busy()
-    await asyncio.sleep(0)
-    yield made
-    await made.let_go()
-    await made.thread.close(lambda: None)
-
-
 async def test_beyond_its_bound_a_tenants_reads_are_refused_and_its_answers_kept(
-    busy: Busy, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "WAITING", 3)
-    for i in range(2):  # beside the one that runs
-        busy.ask("a", f"a{i}")
+    thread, gate, done = StoreThread(), threading.Event(), list[str]()
+
+    def ask(owner: str, name: str, *, always: bool = False) -> asyncio.Future[None]:
+        return asyncio.ensure_future(thread.run(owner, lambda: done.append(name), always=always))
+
+    asked = [asyncio.ensure_future(thread.run("a", gate.wait)), ask("a", "a0"), ask("a", "a1")]
     await asyncio.sleep(0)
     with pytest.raises(RateLimited) as refused:
-        await busy.ask("a", "too many")
+        await ask("a", "too many")
     assert error_response(refused.value).status == 429 and error_response(refused.value).headers["Retry-After"] == "1"
-    busy.ask("a", "kept", always=True)
-    busy.ask("b", "b0")
-    await busy.let_go()
-    assert sorted(busy.done) == ["a0", "a1", "b0", "kept"]
-    await busy.ask("a", "later")
-    assert busy.done[-1] == "later", "they count until they have a result"
+    asked += [ask("a", "kept", always=True), ask("b", "b0")]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*asked)
+    assert sorted(done) == ["a0", "a1", "b0", "kept"]
+    await ask("a", "later")
+    assert done[-1] == "later", "they count until they have a result"
+    await thread.close(lambda: None)
 
 
 async def test_a_keeper_keeps_an_answer_when_its_tenant_may_read_no_more(

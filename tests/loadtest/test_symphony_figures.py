@@ -104,3 +104,21 @@ def test_a_figure_that_was_run_can_be_drawn(name: str, tmp_path: Path) -> None:
 def test_what_was_measured_for_real_is_read_from_other_benches() -> None:
     assert {p.name for p in real.BENCH.iterdir()} >= set(real.SHOWN)
     assert len(real.table().rows) == len(real.SHOWN)
+
+
+def test_the_report_has_figures_of_busy_users_as_soon_as_they_were_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(RESULTS.parents[1]))
+    monkeypatch.syspath_prepend(str(RESULTS.parent))
+    import report_busy
+    import report_tables
+
+    monkeypatch.setattr(report_tables, "HERE", tmp_path)
+    assert report_busy.busy() == ""
+    (tmp_path / "results").mkdir()
+    for number in (1, 11, 12, 15, 17):
+        copied = tmp_path / "results" / f"figure-{number}-busy.json"
+        copied.write_text((RESULTS / f"figure-{number}.json").read_text())
+        assert f"![figure {number}](pictures/figure-{number}-busy.png)" in report_busy.busy()
+    assert report_busy.busy().count("| --- |") >= 4, "a table of each but figure 1"
