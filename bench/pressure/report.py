@@ -8,6 +8,7 @@ from typing import Any
 from write_figures import Figure, quoted, read, table
 
 ARMS = ("sticky", "sticky-layers", "sticky-hints", "balanced-no-hints", "balanced")
+IMPERFECT = ("missed-10", "spurious-60")
 RETURNING, ALL, END = "ttft_returning_turns_s", "ttft_s", "end_to_end_s"
 #: Draws that decide something.
 ENOUGH = 5
@@ -127,7 +128,7 @@ def real() -> str:
 {beside(cells)}
 
 {always(cells)} {"" if enough else f"{draws:.0f} draws are too few to decide: five are wanted."}
-"""
+{imperfect(cells)}"""
 
 
 def always(cells: Any) -> str:
@@ -169,23 +170,21 @@ def other_traces() -> str:
     return "".join(parts)
 
 
-def imperfect() -> str:
-    """`balanced` with hints that are missed or spurious, over `balanced`."""
-    found = document("result-imperfect.json")
+def imperfect(cells: Any) -> str:
+    """`balanced` with hints that are missed or spurious, over `balanced`; empty if that was not measured."""
     rows = []
-    for name, arms in found["cells"].items():
-        for arm in ("missed-10", "spurious-60"):
+    for name, arms in cells.items():
+        for arm in (arm for arm in IMPERFECT if arm in arms):
             pairs = _pairs(arms[arm], arms["balanced"])
-            each = [spread(ratios(arms[arm], arms["balanced"], of, "mean")) for of in (RETURNING, END)]
+            each = [spread(ratios(arms[arm], arms["balanced"], of, "mean")) for of in (RETURNING, ALL, END)]
             rate = sorted(run["requests_per_s"] / other["requests_per_s"] for run, other in pairs)
             rows.append([quoted(name), arm, *each, spread(rate)])
+    if not rows:
+        return ""
     return f"""
-### Hints that are missed or spurious, for real
+10 % of the hints missed, or 60 % spurious ones added, ÷ `balanced`. SYMPHONY: latency 1.06, throughput 0.979.
 
-`bench/pressure/run --imperfect`, as above: 10 % of the hints missed, or 60 % spurious ones added, ÷ `balanced`; {found["settings"]["seeds"]:.0f} seeds,
-{quoted(str(found["date"])[:10])}, {quoted(found["machine"]["cpu"])}. SYMPHONY: latency 1.06, throughput 0.979.
-
-{table(("", "hints", "returning, mean", "end to end, mean", "requests a second"), rows)}
+{table(("", "hints", "returning, mean", "all turns, mean", "end to end, mean", "requests a second"), rows)}
 """
 
 
@@ -234,7 +233,6 @@ def projects(theirs: list[Any], ours: list[Any]) -> str:
 PARTS = {
     "result.json": simulated,
     "result-real.json": real,
-    "result-imperfect.json": imperfect,
     "result-switches.json": switches,
     "result-agents.json": of_agents,
 }
