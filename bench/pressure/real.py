@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.pressure.setting import LINGERS_S, PRESET, Cell, drawn, memory_bytes, span_s
+from bench.pressure.setting import LINGERS_S, PRESET, USUAL, Cell, drawn, memory_bytes, span_s
 from loadtest.client import Endpoint, Outcome
 from loadtest.disk_pace import paced
 from loadtest.figures import figures
@@ -31,7 +31,8 @@ from loadtest.variants import with_habits
 from runtime.clock import RealClock
 
 NODES, SHAPE = 2, "shallow"
-LENGTH_SCALE, MAX_TOKENS = 0.08, 6_000
+#: Conversations are cut at MAX_TOKENS, as memory for a third of the live KV must hold the longest one.
+LENGTH_SCALE, MAX_TOKENS = 0.08, 2_000
 #: Factor on typing and lingering, because turns are shorter than on the simulated devices.
 TIME_SCALE = 0.25
 #: A hint for every request; hints do not say when their request will come.
@@ -42,12 +43,12 @@ LAYERS = "sticky-layers"
 ARMS: dict[str, tuple[str, Habits | None]] = {
     "sticky": ("sticky", None),
     LAYERS: ("sticky", None),
-    "sticky-hints": ("sticky", _ALL),
-    "balanced-no-hints": ("balanced", None),
     "balanced": ("balanced", _ALL),
     "missed-10": ("balanced", replace(_ALL, missed=0.1)),
     "spurious-60": ("balanced", replace(_ALL, spurious=0.6)),
 }
+#: The arms of each cell. With memory for all, hints have little to bring, and could only cost.
+CELLS: dict[Cell, tuple[str, ...]] = {USUAL: tuple(ARMS), replace(USUAL, memory=1.0): ("sticky", "balanced")}
 _GIB = float(1 << 30)
 #: Words of the lone prompts; users that saturate the machine without a cache.
 _LONE_WORDS, _WARM_WORDS, _BUSY = 2_000, 200, 8

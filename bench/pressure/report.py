@@ -44,24 +44,24 @@ def spread(found: list[Any]) -> str:
 
 def seconds(cells: Any) -> str:
     """A table of the returning turns' TTFT, by cell and arm."""
-    rows, shown = [], [arm for arm in ARMS if all(arm in arms for arms in cells.values())]
+    rows, shown = [], [arm for arm in ARMS if any(arm in arms for arms in cells.values())]
     for name, arms in cells.items():
-        each = ((mean(arms[arm], RETURNING, "mean"), mean(arms[arm], RETURNING, "p95")) for arm in shown)
-        rows.append([quoted(name), *(f"{middle:.3f} / {p95:.3f}" for middle, p95 in each)])
+        each = ([mean(arms[arm], RETURNING, at) for at in ("mean", "p95")] if arm in arms else [] for arm in shown)
+        rows.append([quoted(name), *(" / ".join(f"{seconds:.3f}" for seconds in both) for both in each)])
     return table(("", *shown), rows)
 
 
 def beside(cells: Any, other: str = "sticky") -> str:
     """A table of `balanced` over another arm, by cell."""
     rows = []
-    for name, arms in cells.items():
+    for name, arms in ((name, arms) for name, arms in cells.items() if other in arms):
         rows.append([quoted(name), *(spread(ratios(arms["balanced"], arms[other], of, at)) for of, at in FIGURES)])
     return table(("", *COLUMNS), rows)
 
 
 def fairest(cells: Any) -> str:
     """`balanced` over `sticky` in its best setting; empty if that was not measured."""
-    if not all("sticky-layers" in arms for arms in cells.values()):
+    if not any("sticky-layers" in arms for arms in cells.values()):
         return ""
     return f"""
 The same ÷ `sticky-layers`, which is the better setting without hints:
@@ -126,7 +126,7 @@ def real() -> str:
 `balanced` ÷ `sticky`, as above:
 
 {beside(cells)}
-
+{fairest(cells)}
 {always(cells)} {"" if enough else f"{draws:.0f} draws are too few to decide: five are wanted."}
 {imperfect(cells)}"""
 

@@ -53,8 +53,6 @@ CELLS = (
     *(cell for cell in BY_MEMORY if cell != USUAL),
     *(replace(USUAL, ssd_bytes_per_s=rate) for rate in (0.2e9, 3e9)),
 )
-#: Cells that also run for real.
-REAL = (USUAL, replace(USUAL, memory=0.1))
 
 
 def build(cell: Cell, conversations: int, seed: int, trace: Path | None) -> tuple[NodeKind, list[Script]]:

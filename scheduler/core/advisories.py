@@ -167,12 +167,14 @@ class Advisories:
         """Those of them that may move, in the same order."""
         return (self._pending[session] for session in self._movable.get(node, ()))
 
-    def place(self, pending: Pending) -> None:
-        """Keep a placed hint; it replaces the session's older one."""
+    def place(self, pending: Pending) -> list[Pending]:
+        """Keep a placed hint; it replaces the session's older one. Returns the hints that are dropped for it."""
         self._drop(pending.session)
+        dropped: list[Pending] = []
         while len(self._pending) >= self._most:
             most = max(self._per_tenant, key=lambda tenant: len(self._per_tenant[tenant]))
-            self._drop(next(iter(self._per_tenant[most])))
+            oldest = self._drop(next(iter(self._per_tenant[most])))
+            dropped += [oldest] if oldest else []
             self.outcomes["dropped"] += 1
         session, hint = pending.session, pending.hint
         self._pending[session] = pending
@@ -186,6 +188,7 @@ class Advisories:
         if len(self._ends) > 2 * len(self._pending) + 64:
             self._ends = [(p.hint.expires_s, s) for s, p in self._pending.items()]
             heapq.heapify(self._ends)
+        return dropped
 
     def use(self, session: SessionKey) -> Pending | None:
         """The session's request came: remove and return its hint."""

@@ -79,18 +79,20 @@ class Hints:
         priority = hint.priority + (DOUBT_PRIORITY if worth is Worth.BEHIND else 0)
         if sent is not None and (worth is Worth.NOTED or not sent.is_outdated(hint, priority, now)):
             self.received["known"] += 1
-            self._advisories.place(pending)
-            return []
+            return self._keep(pending)
         if worth is Worth.NOTED or not self._trust.take(hint.on_trust_of, hint.address, now):
             self.received["noted"] += 1
-            self._advisories.place(pending if sent is not None else replace(pending, chance=0.0))
-            return []
+            return self._keep(pending if sent is not None else replace(pending, chance=0.0))
         self.received[worth.value] += 1
         chance = hint.chance * self._trust.chance(hint.on_trust_of, hint.address)
         told = Sent(sent.at_s if sent is not None else now, priority, hint.arrival_s, hint.expires_s)
-        self._advisories.place(replace(pending, chance=chance, sent=told))
+        withdrawn = self._keep(replace(pending, chance=chance, sent=told))
         sources = self._placer.sources(hint.session, pending.node, now)
-        return self._prefetch(pending.node, replace(hint, priority=priority), sources, now)
+        return withdrawn + self._prefetch(pending.node, replace(hint, priority=priority), sources, now)
+
+    def _keep(self, pending: Pending) -> list[Command]:
+        """Keep a hint. The stores forget those that are dropped for it."""
+        return [Withdraw(p.node, p.session) for p in self._advisories.place(pending) if p.sent is not None]
 
     def _prefetch(self, node: str, hint: Hint, sources: tuple[str, ...], now: float) -> list[Command]:
         """Bring the session's cache to the device, and its model's weights."""

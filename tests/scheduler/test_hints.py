@@ -168,6 +168,16 @@ def test_when_hints_are_too_many_the_tenant_that_has_most_of_them_loses_its_olde
     assert len(a) == 4 and a.outcomes["dropped"] == 6
 
 
+def test_the_store_forgets_a_hint_that_is_dropped_for_others() -> None:
+    h = Harness()
+    h.advisories._most = 3
+    [first], *_ = [advise(h, 0.1 * number, session(number)) for number in range(3)]
+    withdrawn, brought = advise(h, 1.0, session(3))
+    h.validate()
+    assert withdrawn == Withdraw(first.node, session(0))
+    assert isinstance(brought, Prefetch) and brought.hint.session == session(3)
+
+
 # ---- trust
 
 
