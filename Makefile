@@ -30,11 +30,18 @@ unexport PYTHONDONTWRITEBYTECODE
 # A test that hangs where pytest's own limit of 300 s cannot reach it ends its process, with all stacks printed.
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
-# What `make test` runs.
-quick := not slow and not faults and not soak and not gpu and not vllm
+# Tests that take seconds; of these `make test` runs the quick ones.
+seconds := not slow and not faults and not soak and not gpu and not vllm
+quick := not long and $(seconds)
+
+# Two tests at a time; what each file shares is made once.
+parallel := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# What these tests need beside the services.
+tested = $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) helm
 
 .DEFAULT_GOAL := help
-.PHONY: help clients up test test-slow ci-sample faults soak gpu azurite node-client proxy hooks-test web api-page recipes figures evidence lint types arrows proto format clean dashboards metrics-table lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
+.PHONY: help clients up test test-long test-times test-slow ci-sample faults soak gpu azurite node-client proxy hooks-test web api-page recipes figures evidence lint types arrows proto format clean dashboards metrics-table lock sbom dist venv vllm test-vllm test-vllm-slow sdk-venv sdk-test sdk-frameworks helm chart
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -62,13 +69,19 @@ $(VENV)/.tests: $(VENV)/.serves
 	@$(PIP) --require-hashes --constraint constraints.txt --no-deps lmcache || echo "LMCache has no build for this machine: the tests of its codecs are skipped"
 	@touch $@
 
-test: $(VENV)/.tests $(SDK)/.tests $(CLIENTS)/.tests node-client $(WEB_TOOLS) helm ## all tests that take seconds (with ARGS: only those of tests/ that they select)
-	$(PYTEST) -m "$(quick)" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
+test: $(tested) ## the quick tests of everything (with ARGS: only those of tests/ that they select)
+	$(PYTEST) -m "$(quick)" $(hang) $(or $(ARGS),$(parallel))
 	$(if $(ARGS),,$(sdk_pytest))
+
+test-long: $(tested) ## those that take six seconds and more (tests/long.txt)
+	$(PYTEST) -m "long and $(seconds)" $(hang) $(or $(ARGS),$(parallel))
+
+test-times: $(tested) ## both, on an idle machine; writes tests/long.txt
+	UPBEAT_TEST_TIMES=1 $(PYTEST) -m "$(seconds)" $(hang) $(parallel)
 
 test-slow: $(VENV)/.tests $(RELEASE)/.tools helm ## tests that take minutes, and all examples of every property; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
 	$(call marked,slow and not vllm)
-	$(if $(ARGS),,UPBEAT_EXAMPLES=all $(PYTEST) -m "hypothesis and $(quick)" $(hang))
+	$(if $(ARGS),,UPBEAT_EXAMPLES=all $(PYTEST) -m "hypothesis and $(seconds)" $(hang))
 
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged; two hours, on an idle machine
 	$(call marked,faults)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.ports import free_ports
 
-pytest_plugins = [f"tests.plugins.{name}" for name in ("skips", "examples", "stack_warnings", "machine")]
+pytest_plugins = [f"tests.plugins.{name}" for name in ("skips", "examples", "long", "stack_warnings", "machine")]
 _status = pytest.StashKey[int]()
 # An example's time on a busy machine says nothing of what is tested.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -1,6 +1,6 @@
 """Bit flips, truncations, swapped blocks and worse: a store notices each one, and serves only what was saved.
 
-`make faults` does 100,000 of them, `make test` some 2,000. UPBEAT_FAULTS_SEED repeats a run.
+`make faults` does 100,000 of them, `make test-long` some 2,000. UPBEAT_FAULTS_SEED repeats a run.
 """
 
 from __future__ import annotations

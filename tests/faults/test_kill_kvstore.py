@@ -2,7 +2,7 @@
 nothing durable. Each life's wall clock is right or wrong by a month, either way.
 
 `make faults` kills real processes 13 times at each point, with encryption and without, and 1,000 forked ones
-(UPBEAT_FAULTS_FORKS); `make test` one process at each of two points. UPBEAT_FAULTS_SEED repeats a run's work (the
+(UPBEAT_FAULTS_FORKS); `make test-long` one process at each of two points. UPBEAT_FAULTS_SEED repeats a run's work (the
 timing is the machine's).
 """
 
