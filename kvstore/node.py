@@ -132,7 +132,7 @@ class StoreNode:
         self.confirms = True
         #: Called when the blob tier can be read again (set by upkeep.py).
         self.blob_is_back: Callable[[], object] = lambda: None
-        self._ticking = self._resuming = False
+        self._ticking = self._resuming = self._planning = False
         self.ready = asyncio.Event()
         self.heard_from_worker = clock.now()
         gauges.show(self)
@@ -279,10 +279,18 @@ class StoreNode:
         if self.store.busy and not self._ticking:
             self._ticking = True
             self._tasks.start(self._ticks(), "ticks")
+        if self.store.unplanned and not self._planning:
+            self._planning = True
+            asyncio.get_running_loop().call_soon(self._plan_more)
         if self.store.fetches.resume_at is not None and not self._resuming:
             self._resuming = True
             wait_s = self.store.fetches.resume_at - self.clock.now()
             asyncio.get_running_loop().call_later(max(_RESUME_S, wait_s), self._resume)
+
+    def _plan_more(self) -> None:
+        """Other events have had their turn."""
+        self._planning = False
+        self.handle(ev.PlanMore(self.clock.now()))
 
     def _resume(self) -> None:
         """The pause of a paced prefetch is over."""

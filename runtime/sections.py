@@ -36,7 +36,8 @@ class SchedulerSection(BaseModel):
     #: balanced, sticky, cache-aware, random, round-robin, or the name of an entry point of the group
     #: upbeat.placement_policies.
     policy: str = "balanced"
-    #: Limits of hints that cause a prefetch, per tenant and per client address: long-term rate and burst.
+    #: Limits of hints that cause a prefetch, per tenant and per client address: long-term rate and burst. A cache of
+    #: more than 16,384 tokens counts as several.
     hints_per_s: float = Field(default=200.0, gt=0)
     hint_burst: float = Field(default=1000.0, ge=1)
 

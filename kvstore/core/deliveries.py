@@ -62,7 +62,8 @@ class Deliveries:
             self._out.append(Pieces(load.ident, pieces))
             load.fresh = []
         advised = load.kind is LoadKind.ADVISED and not load.offered
-        if advised and load.found and all(0 not in layers for layers in load.missing.values()):
+        planned = load.acquired >= load.found
+        if advised and planned and load.found and all(0 not in layers for layers in load.missing.values()):
             load.offered = True
             self.offer(load, load.progress)
 

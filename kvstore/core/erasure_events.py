@@ -68,3 +68,20 @@ class TombstonesListed:
     now: float
     complete: bool = False
     earlier: Sequence[Tombstone] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OrphansSought:
+    """Start a sweep for orphans. A complete list of sessions came just before."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class OldChunksListed:
+    """Chunks in blob older than the grace time; follows OrphansSought. fingerprint: at least its first half."""
+
+    fingerprint: bytes
+    keys: Sequence[bytes]
+    now: float
+    named: Container[bytes] = ()  #: chunks of sessions that the index does not keep; may contain others

@@ -6,7 +6,7 @@ and the layers wanted of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -16,6 +16,8 @@ from kvstore.core.erasure_events import EraseHeard as EraseHeard
 from kvstore.core.erasure_events import ErasureEnded as ErasureEnded
 from kvstore.core.erasure_events import ErasureSeen as ErasureSeen
 from kvstore.core.erasure_events import ErasuresReplayed as ErasuresReplayed
+from kvstore.core.erasure_events import OldChunksListed as OldChunksListed
+from kvstore.core.erasure_events import OrphansSought as OrphansSought
 from kvstore.core.erasure_events import SessionErased as SessionErased
 from kvstore.core.erasure_events import TombstonesListed as TombstonesListed
 
@@ -338,25 +340,15 @@ class Invalidated:
 
 
 @dataclass(frozen=True, slots=True)
-class OrphansSought:
-    """Start a sweep for orphans. A complete list of sessions came just before."""
-
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class OldChunksListed:
-    """Chunks in blob older than the grace time; follows OrphansSought. fingerprint: at least its first half."""
-
-    fingerprint: bytes
-    keys: Sequence[bytes]
-    now: float
-    named: Container[bytes] = ()  #: chunks of sessions that the index does not keep; may contain others
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: deadlines are checked."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMore:
+    """Other events have had their turn: plan more of long loads (`Store.unplanned`)."""
 
     now: float
 
@@ -396,5 +388,6 @@ Event = (
     | TombstonesListed
     | OrphansSought
     | OldChunksListed
+    | PlanMore
     | Tick
 )

@@ -26,7 +26,7 @@ from kvstore.core.ledger import Ledger
 from kvstore.core.meter import Meter
 from kvstore.core.pacing import ReadPacer
 from kvstore.core.prefetch import OPTIONAL, FetchRank
-from kvstore.core.rates import Source
+from kvstore.core.rates import BLOB, SSD, Source
 from kvstore.core.room import Room
 from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
@@ -157,6 +157,11 @@ class Fetches:
         self._queue(fetch, len(fetch.pieces))
         self._push(fetch)
 
+    @property
+    def pieces(self) -> int:
+        """Pieces that are QUEUED or LOADING."""
+        return len(self._by_piece)
+
     def source_of(self, key: bytes, layer: int) -> Source | None:
         """The source of a QUEUED or LOADING piece; None for any other."""
         fetch = self._by_piece.get((key, layer))
@@ -175,16 +180,19 @@ class Fetches:
         if fetch.rank < before and not fetch.running:
             self._push(fetch)
 
-    def drop(self, chunk: Chunk, layer: int) -> bool:
-        """Remove a piece that no load wants from its fetch, unless that has started. True if removed."""
-        fetch = self._by_piece.get((chunk.key, layer))
-        if fetch is None or fetch.running:
-            return False
-        fetch.pieces = [p for p in fetch.pieces if not (p[0] is chunk and p[1] == layer)]
-        del self._by_piece[chunk.key, layer]
-        self._index.set_piece(chunk, layer, PieceState.ABSENT)
-        self._leave(fetch, 1)
-        return True
+    def drop(self, chunk: Chunk, layers: Iterable[int]) -> None:
+        """Remove pieces that no load wants from their fetches, unless those have started."""
+        gone: dict[int, tuple[_Fetch, set[int]]] = {}
+        for layer in layers:
+            fetch = self._by_piece.get((chunk.key, layer))
+            if fetch is None or fetch.running:
+                continue
+            del self._by_piece[chunk.key, layer]
+            self._index.set_piece(chunk, layer, PieceState.ABSENT)
+            gone.setdefault(fetch.number, (fetch, set()))[1].add(layer)
+        for fetch, left in gone.values():
+            fetch.pieces = [p for p in fetch.pieces if p[0] is not chunk or p[1] not in left]
+            self._leave(fetch, len(left))
 
     def pump(self, now: float) -> None:
         """Start queued fetches, within RUNNING_LIMIT, room and pace."""
@@ -359,5 +367,8 @@ class Fetches:
             chunk = self._index.chunks[key]
             assert (chunk.states[layer] is PieceState.LOADING) == fetch.running
             assert any(p[0] is chunk and p[1] == layer for p in fetch.pieces)
+        for source in (SSD, BLOB):
+            ahead = sum(fetch.bytes_of(1) for fetch in self._by_piece.values() if fetch.source == source)
+            assert self._meter.rates.ahead(source) == ahead
         for kind in SourceKind:
             assert self._count[kind] == sum(f.kind is kind for f in self._running.values())

@@ -75,6 +75,6 @@ class StoreLoad:
         return self.kind is not LoadKind.PEER
 
     def is_stuck(self, now: float) -> bool:
-        """Whether something is awaited and nothing has come for SILENCE_S."""
-        awaits = bool(self.missing) or self.state is LoadState.LOCATING
+        """Whether something is awaited, or waits to be asked for, and nothing has come for SILENCE_S."""
+        awaits = bool(self.missing) or self.state is LoadState.LOCATING or self.acquired < self.found
         return awaits and now - self.progress > SILENCE_S[self.kind]

@@ -11,10 +11,11 @@ Invariant (`validate`): a load's `missing` pieces are exactly those that it wait
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from contracts.ids import SessionKey
 from contracts.kv import leading
+from kvstore.core.acquiring import Acquiring, rank_of
 from kvstore.core.arrivals import Arrivals
 from kvstore.core.deliveries import Deliveries
 from kvstore.core.events import Fault, FoundCopy, LoadId, LoadKind, LoadWanted, PeerHolds, SourceKind
@@ -27,12 +28,18 @@ from kvstore.core.lent import lent_out
 from kvstore.core.load import StoreLoad, sound_wants
 from kvstore.core.locating import Locating
 from kvstore.core.meter import Meter
-from kvstore.core.prefetch import FetchRank, rank, reads
+from kvstore.core.prefetch import OPTIONAL
 from kvstore.core.sessions import Sessions
 from kvstore.core.sources import COMING, Sources
-from kvstore.core.state import LOAD_MOVES, CopyState, LoadState, PieceState, move
+from kvstore.core.state import LOAD_MOVES, CopyState, LoadState, move
+from kvstore.core.unplanned import Unplanned
 from kvstore.core.usefulness import Usefulness
 from kvstore.core.waiting import Waiting
+
+#: Pieces of a load that one event plans; then others come first. A long session has 100,000, which take a second.
+PIECES_AT_ONCE = 1024
+#: Pieces that are planned or read, beyond which nothing is planned that no request waits for.
+MOST_AHEAD = 32_768
 
 
 class Loads:
@@ -56,6 +63,8 @@ class Loads:
         self._out = out
         self._deliveries = Deliveries(ledger, index, sessions, usefulness, out)
         self._loads: dict[LoadId, StoreLoad] = {}
+        self.pieces_at_once, self.most_ahead = PIECES_AT_ONCE, MOST_AHEAD
+        self._unplanned = Unplanned()
         #: Advised sessions whose load ended incomplete for lack of room. hints.py reads and clears it.
         self.short: dict[SessionKey, None] = {}
         self._orders = 0
@@ -64,6 +73,7 @@ class Loads:
         self._waiting: Waiting
         self._arrivals: Arrivals
         self._locating: Locating
+        self._acquiring: Acquiring
 
     def connect(self, fetches: Fetches, leases: Leases) -> None:
         """Complete the construction: `Fetches` and `Leases` need this object's callbacks."""
@@ -71,6 +81,9 @@ class Loads:
         self._waiting = Waiting(self._index, fetches, leases)
         self._arrivals = Arrivals(self._sources, fetches, leases, self._meter)
         self._locating = Locating(self._index, self._meter, self._sources, leases, self._waiting, self._out)
+        self._acquiring = Acquiring(
+            self._sources, fetches, leases, self._waiting, self._locating, self._deliveries, self._usefulness
+        )
 
     # ---- beginning
 
@@ -91,15 +104,9 @@ class Loads:
             event, shape, sound_wants(event, shape), self._orders, advice.arrival if advice else float("inf")
         )
         self._loads[load.ident], load.late = load, self._sources.late(load)
-        self._acquire_leading(load, event.now)
+        # Start on the leading chunks that this node has, while the others are still being located.
+        self._plan(load, self._sources.near if self._sources.own_first(load) else self._sources.coming)
         self._locate(load, event.now)
-
-    def _acquire_leading(self, load: StoreLoad, now: float) -> None:
-        """Start on the leading chunks that this node has, while the others are still being located."""
-        at_hand = self._sources.near if self._sources.own_first(load) else self._sources.coming
-        while load.acquired < load.found and at_hand(load, load.acquired):
-            self._acquire(load, load.acquired, now)
-            load.acquired += 1
 
     # ---- locating
 
@@ -123,7 +130,7 @@ class Loads:
         load.probing -= set(keys)
         for i in sorted(load.missing):
             if i in load.missing and load.wants[i][0] not in load.probing:
-                self._acquire(load, i, now)
+                self._acquire(load, i)
         if load.state is LoadState.LOCATING:
             self._locate(load, now)
         else:
@@ -155,66 +162,45 @@ class Loads:
             self._out.append(Counted("chunks_missed", len(load.wants) - load.found))
         self._deliveries.found(load, indices, self._sources, self._arrivals)
         load.progress = now
-        for i in indices:
-            if i >= load.acquired and i < load.found:
-                self._acquire(load, i, now)
-        load.acquired = load.found
+        self._plan(load)
         self._update(load)
 
     # ---- pieces
 
-    def _rank(self, load: StoreLoad, layer: int, i: int) -> FetchRank:
-        return rank(
-            load.kind,
-            layer=layer,
-            priority=load.priority,
-            arrival=load.arrival,
-            order=load.order,
-            position=i,
-            late=load.late,
-        )
+    @property
+    def unplanned(self) -> bool:
+        """Whether a load has chunks left that may be planned now."""
+        first = self._unplanned.first()
+        return first is not None and self._may_plan(self._loads[first])
 
-    def _acquire(self, load: StoreLoad, i: int, now: float) -> None:
-        """Get chunk `i`: lease its READY pieces, join pieces that are being brought, plan reads of the others. With no
-        known source ask the blob tier; the chunk is void when that cannot help."""
-        key, wanted = load.wants[i]
-        chunk = self._sources.usable(load, key)
-        if load.kind is LoadKind.ADVISED and chunk is not None and chunk.complete and i not in load.missing:
-            return  # a hint leases nothing
-        layers = sorted(load.missing.get(i, wanted))
-        absent: list[int] = []
-        leased: list[int] = []
-        for layer in layers:
-            state = chunk.state(layer) if chunk else PieceState.ABSENT
-            if chunk is not None and state is PieceState.READY:
-                self._waiting.end(load, i, layer)
-                self._usefulness.found(chunk, load.kind)
-                self._deliveries.lease(load, i, layer, chunk)
-                continue
-            self._waiting.begin(load, i, layer)
-            if state in (PieceState.QUEUED, PieceState.LOADING):
-                self._fetches.lift(key, layer, self._rank(load, layer, i), load.kind)
-            elif state is PieceState.EXPECTED and load.leading_only:
-                self._leases.lift(key, layer, load.kind, load.priority)
-            elif state is PieceState.EXPECTED:
-                leased.append(layer)
-            elif state is PieceState.ABSENT:
-                absent.append(layer)
-        if not absent and not leased:
-            return
-        source = self._sources.tier(load, chunk, len(absent) + len(leased)) if chunk else None
-        if source is not None:
-            # A load for a peer never waits for another peer's lease, or two nodes could wait for each other. The piece
-            # is read here, for all loads.
-            for layer in leased:
-                self._leases.drop(key, layer)
-            absent = sorted(absent + leased)
-        if chunk is not None and source is not None:
-            sums = chunk.ssd_expected if source is SourceKind.SSD else chunk.blob_sums
-            for band in reads(load.shape, absent, source, load.kind):
-                pieces = [(chunk, layer, 0, sums[layer]) for layer in band]
-                self._fetches.plan(source, load.shape, pieces, self._rank(load, band[0], i), load.kind)
-        elif (chunk and chunk.doomed) or not self._locating.probe_again(load, key):
+    def plan_more(self) -> None:
+        """Plan more of the most urgent load that has chunks left."""
+        if (first := self._unplanned.first()) is not None:
+            self._plan(self._loads[first])
+            self._update(self._loads[first])
+
+    def _may_plan(self, load: StoreLoad) -> bool:
+        return load.kind not in OPTIONAL or self._fetches.pieces < self.most_ahead
+
+    def _plan(self, load: StoreLoad, may: Callable[[StoreLoad, int], bool] | None = None) -> None:
+        """Acquire the next chunks, `pieces_at_once` at most, while they `may` be."""
+        pieces = 0
+        while load.acquired < load.found and pieces < self.pieces_at_once and self._may_plan(load):
+            i = load.acquired
+            if may is not None and not may(load, i):
+                break
+            load.acquired += 1
+            if i not in load.void:
+                self._acquire(load, i)
+                pieces += len(load.wants[i][1])
+        if load.state is LoadState.FLOWING and load.acquired < load.found:
+            self._unplanned.add(load.ident, rank_of(load))
+        else:
+            self._unplanned.drop(load.ident)
+
+    def _acquire(self, load: StoreLoad, i: int) -> None:
+        """Get chunk `i`; it is void when no source is left."""
+        if not self._acquiring.acquire(load, i):
             self._void(load, i)
 
     def arrived(self, pieces: Iterable[PieceRef], now: float) -> None:
@@ -253,7 +239,7 @@ class Loads:
                     found.cut = True
                     self._void(found, i)
                 else:
-                    self._acquire(found, i, now)
+                    self._acquire(found, i)
                 self._update(found)
 
     def _judge_copies(self, pieces: Sequence[PieceRef], source: SourceKind, fault: Fault) -> None:
@@ -285,6 +271,8 @@ class Loads:
         """Chunk `i` cannot be brought."""
         if load.leading_only:
             load.found = min(load.found, i)
+            if load.acquired >= load.found:
+                self._unplanned.drop(load.ident)
             gone = [j for j in load.missing if j >= i]
         else:
             load.void.add(i)
@@ -309,7 +297,7 @@ class Loads:
             self._check_end(load)
 
     def _check_end(self, load: StoreLoad) -> None:
-        if load.state is LoadState.FLOWING and not load.missing:
+        if load.state is LoadState.FLOWING and not load.missing and load.acquired >= load.found:
             self._deliveries.deliver(load)
             load.state = move(LOAD_MOVES, load.state, LoadState.ENDED)
             self._deliveries.end(load)
@@ -332,6 +320,7 @@ class Loads:
         load = self._loads.pop(ident, None)
         if load is None:
             return
+        self._unplanned.drop(ident)
         for i in list(load.missing):
             self._waiting.leave(load, i)
         self._deliveries.release(load)
@@ -380,6 +369,8 @@ class Loads:
                     self._settle(load, now)
                 for i in sorted(load.missing, reverse=True):
                     self._void(load, i)
+                if load.leading_only and load.acquired < load.found:
+                    self._void(load, load.acquired)
                 self._check_end(load)
 
     def validate(self) -> None:
@@ -387,6 +378,8 @@ class Loads:
         self._waiting.validate(self._loads.values())
         self._deliveries.validate(self._loads.values(), self._index)
         for load in self._loads.values():
+            left = load.state is LoadState.FLOWING and load.acquired < load.found
+            assert left == (load.ident in self._unplanned)
             for i, layers in load.missing.items():
                 assert layers and i < load.found
                 for layer in layers:

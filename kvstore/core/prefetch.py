@@ -12,7 +12,8 @@ and waiting for it would make others late too. See docs/design/0020-late-hints.m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 
 from contracts.kv import KvShape
 from contracts.memory.layer_bands import band_of, layers_of
@@ -50,7 +51,8 @@ def rank(
     return (kind, priority, False, layer, 0.0, order, position)
 
 
-def reads(shape: KvShape, layers: list[int], source: SourceKind, kind: LoadKind) -> list[list[int]]:
+@functools.lru_cache(maxsize=4096)  # nearly all chunks of a load want the same layers
+def reads(shape: KvShape, layers: tuple[int, ...], source: SourceKind, kind: LoadKind) -> tuple[tuple[int, ...], ...]:
     """`layers` (ascending) cut into reads without gaps: within one band, and shorter from the SSD.
 
     DEMAND and PEER loads of small pieces take two reads from the SSD, a short one and the rest: computing can begin
@@ -69,7 +71,7 @@ def reads(shape: KvShape, layers: list[int], source: SourceKind, kind: LoadKind)
     return _cut(layers, part)
 
 
-def _cut(layers: list[int], part: Callable[[int], object]) -> list[list[int]]:
+def _cut(layers: Iterable[int], part: Callable[[int], object]) -> tuple[tuple[int, ...], ...]:
     """Groups of neighbouring layers of the same part."""
     cut: list[list[int]] = []
     for layer in layers:
@@ -77,4 +79,4 @@ def _cut(layers: list[int], part: Callable[[int], object]) -> list[list[int]]:
             cut[-1].append(layer)
         else:
             cut.append([layer])
-    return cut
+    return tuple(map(tuple, cut))

@@ -42,7 +42,9 @@ class Sources:
         key, layers = load.wants[i]
         chunk = self.usable(load, key)
         states = COMING if load.leading_only else _OWN
-        return chunk is not None and (chunk.complete or all(chunk.state(layer) in states for layer in layers))
+        if chunk is None or chunk.idle:
+            return False
+        return chunk.complete or all(chunk.state(layer) in states for layer in layers)
 
     def near(self, load: StoreLoad, i: int) -> bool:
         """Whether the wanted pieces are in the arena, being brought, or can be read from the own SSD."""
@@ -61,9 +63,9 @@ class Sources:
     def ready(self, load: StoreLoad, i: int) -> bool:
         """Whether every wanted piece is READY."""
         chunk = self.usable(load, load.wants[i][0])
-        return chunk is not None and (
-            chunk.complete or all(chunk.state(layer) is PieceState.READY for layer in load.wants[i][1])
-        )
+        if chunk is None or chunk.idle:
+            return False
+        return chunk.complete or all(chunk.state(layer) is PieceState.READY for layer in load.wants[i][1])
 
     def expected(self, load: StoreLoad, indices: Iterable[int]) -> tuple[SourceKind | None, ...]:
         """By chunk, the source its pieces are expected from; None: they are in the arena, or no source is known."""
@@ -73,7 +75,7 @@ class Sources:
         chunk = self.usable(load, load.wants[i][0])
         if chunk is None or self.ready(load, i):
             return None
-        if any(chunk.state(layer) is PieceState.EXPECTED for layer in load.wants[i][1]):
+        if not chunk.idle and any(chunk.state(layer) is PieceState.EXPECTED for layer in load.wants[i][1]):
             return SourceKind.PEER
         return self.tier(load, chunk, len(load.wants[i][1]))
 
@@ -81,7 +83,9 @@ class Sources:
         """The wanted layers that are ABSENT."""
         key, layers = load.wants[i]
         chunk = self.usable(load, key)
-        return tuple(layer for layer in layers if chunk is None or chunk.state(layer) is PieceState.ABSENT)
+        if chunk is None or chunk.idle:
+            return layers
+        return tuple(layer for layer in layers if chunk.state(layer) is PieceState.ABSENT)
 
     def own_first(self, load: StoreLoad) -> bool:
         """Whether the own SSD is read before any peer is asked."""

@@ -216,6 +216,8 @@ class Store:
                 self.orphans.sweep(event.now)
             case ev.OldChunksListed():
                 self.orphans.sweep_blob(event.fingerprint, event.keys, event.named)
+            case ev.PlanMore():
+                self.loads.plan_more()
             case ev.Tick():
                 self._tick(event.now)
             case _:
@@ -356,6 +358,11 @@ class Store:
     def busy(self) -> bool:
         """Whether the store needs ticks."""
         return self.loads.count > 0 or not self.meter.idle or self.hints.waiting
+
+    @property
+    def unplanned(self) -> bool:
+        """Whether the shell must send `PlanMore`, once the events that came meanwhile have had their turn."""
+        return self.loads.unplanned
 
     def queued(self, what: str) -> int:
         """Number of queued and running reads of a source ("ssd", "peer", "blob"), or of open loads ("loads")."""

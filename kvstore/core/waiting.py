@@ -5,7 +5,7 @@ Invariant (`validate`): a load is listed under a piece exactly when the piece is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvstore.core.events import LoadId
 from kvstore.core.fetches import Fetches
@@ -28,10 +28,13 @@ class Waiting:
         """The loads that wait for the piece, oldest first."""
         return list(self._waiting.get((key, layer), ()))
 
-    def begin(self, load: StoreLoad, i: int, layer: int) -> None:
-        """The load waits for the piece. Idempotent."""
-        load.missing.setdefault(i, set()).add(layer)
-        self._waiting.setdefault((load.wants[i][0], layer), {})[load.ident] = None
+    def begin(self, load: StoreLoad, i: int, layers: Sequence[int]) -> None:
+        """The load waits for these pieces of chunk `i`. Idempotent."""
+        if layers:
+            load.missing.setdefault(i, set()).update(layers)
+        key = load.wants[i][0]
+        for layer in layers:
+            self._waiting.setdefault((key, layer), {})[load.ident] = None
 
     def end(self, load: StoreLoad, i: int, layer: int) -> None:
         """The load no longer waits for the piece. Idempotent."""
@@ -50,18 +53,19 @@ class Waiting:
     def leave(self, load: StoreLoad, i: int) -> None:
         """The load wants nothing more of chunk `i`. Pieces no other load waits for are taken out of their fetch or
         lease."""
-        key = load.wants[i][0]
-        for layer in list(load.missing.get(i, ())):
-            self.end(load, i, layer)
-            if (key, layer) not in self._waiting:
-                self._abandon(key, layer)
-
-    def _abandon(self, key: bytes, layer: int) -> None:
+        key, unwanted = load.wants[i][0], []
+        for layer in load.missing.pop(i, ()):
+            waiting = self._waiting[key, layer]
+            del waiting[load.ident]
+            if not waiting:
+                del self._waiting[key, layer]
+                unwanted.append(layer)
         chunk = self._index.chunks.get(key)
-        state = chunk.state(layer) if chunk else PieceState.ABSENT
-        if chunk is not None and state is PieceState.QUEUED:
-            self._fetches.drop(chunk, layer)
-        elif state is PieceState.EXPECTED:
+        if chunk is None:
+            return
+        states = [(layer, chunk.state(layer)) for layer in unwanted]
+        self._fetches.drop(chunk, [layer for layer, state in states if state is PieceState.QUEUED])
+        for layer in (layer for layer, state in states if state is PieceState.EXPECTED):
             self._leases.drop(key, layer)
 
     def validate(self, loads: Iterable[StoreLoad]) -> None:

@@ -97,7 +97,9 @@ class NodeStore:
         if self._working:
             return
         self._working = True
-        while self._inbox:
+        while self._inbox or self.core.unplanned:
+            if not self._inbox:
+                self._inbox.append(ev.PlanMore(self.now))
             self.events += 1
             for instruction in self.core.handle(self._inbox.popleft()):
                 self._do(instruction)

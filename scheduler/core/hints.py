@@ -80,7 +80,8 @@ class Hints:
         if sent is not None and (worth is Worth.NOTED or not sent.is_outdated(hint, priority, now)):
             self.received["known"] += 1
             return self._keep(pending)
-        if worth is Worth.NOTED or not self._trust.take(hint.on_trust_of, hint.address, now):
+        tokens = self._placer.cached_tokens(hint.session)
+        if worth is Worth.NOTED or not self._trust.take(hint.on_trust_of, hint.address, now, tokens):
             self.received["noted"] += 1
             return self._keep(pending if sent is not None else replace(pending, chance=0.0))
         self.received[worth.value] += 1

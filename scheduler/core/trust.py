@@ -18,6 +18,8 @@ _FADES, _TENANT_FADES = 0.99, 0.995
 _DOUBTED, _DISTRUSTED = 0.5, 0.1
 #: Added to the priority of hints of callers below `_DOUBTED` (higher is less urgent).
 DOUBT_PRIORITY = 100
+#: Tokens of cache that count as one prefetch.
+_TOKENS = 16_384
 #: Records kept; the least recently used go first.
 _REMEMBERED = 50_000
 
@@ -61,11 +63,13 @@ class Trust:
         chance = self.chance(tenant, address)
         return Worth.NOTED if chance < _DISTRUSTED else Worth.BEHIND if chance < _DOUBTED else Worth.FULL
 
-    def take(self, tenant: str, address: str, now: float) -> bool:
-        """Take one prefetch from the budgets of tenant and address, which fill in proportion to trust.
+    def take(self, tenant: str, address: str, now: float, tokens: int = 0) -> bool:
+        """Take the prefetch of a cache of so many tokens from the budgets of tenant and address, which fill in
+        proportion to trust.
 
-        False if either is empty; then nothing is taken.
+        A long cache counts as several, and may overdraw. False if either is empty; then nothing is taken.
         """
+        cost = max(tokens / _TOKENS, 1.0)
         records = list(self._of(tenant, address))
         for record in records:
             record.tokens = min(
@@ -75,7 +79,7 @@ class Trust:
         if any(record.tokens < 1.0 for record in records):
             return False
         for record in records:
-            record.tokens -= 1.0
+            record.tokens -= cost
         return True
 
     def ended(self, tenant: str, address: str, true: float) -> None:
@@ -112,4 +116,4 @@ class Trust:
         """Raise AssertionError when a record is impossible."""
         assert len(self._records) <= _REMEMBERED
         for record in self._records.values():
-            assert -1e-6 <= record.true <= record.hints + 1e-6 and -1e-6 <= record.tokens <= self._burst
+            assert -1e-6 <= record.true <= record.hints + 1e-6 and record.tokens <= self._burst

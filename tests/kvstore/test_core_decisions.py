@@ -66,21 +66,21 @@ def test_demand_takes_the_more_urgent_request_first_and_then_the_lower_layer():
 
 def test_reads_join_neighbouring_layers_but_not_across_a_gap_nor_what_is_only_hinted_at_across_a_band():
     small = KvShape.of_heads(b"f" * 32, 8, 1, 8, 16, "float32")
-    every = list(range(8))
+    every = tuple(range(8))
     for source, kind in (
         (SourceKind.BLOB, LoadKind.DEMAND),
         (SourceKind.SSD, LoadKind.PREFETCH),
         (SourceKind.SSD, LoadKind.ADVISED),
     ):
-        assert reads(small, every, source, kind) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert reads(small, [1, 2, 3, 6], SourceKind.SSD, LoadKind.PREFETCH) == [[1], [2, 3], [6]]
+        assert reads(small, every, source, kind) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert reads(small, (1, 2, 3, 6), SourceKind.SSD, LoadKind.PREFETCH) == ((1,), (2, 3), (6,))
 
 
 def test_what_somebody_waits_for_is_read_from_the_ssd_in_a_short_read_and_the_rest():
     def lengths(piece_kib: int, kind: LoadKind, layers: int = 12) -> list[int]:
         shape = KvShape.of_heads(b"f" * 32, layers, 1, piece_kib, 64, "float32")
         assert shape.piece_bytes == 512 * piece_kib
-        return [len(read) for read in reads(shape, list(range(layers)), SourceKind.SSD, kind)]
+        return [len(read) for read in reads(shape, tuple(range(layers)), SourceKind.SSD, kind)]
 
     for kind in (LoadKind.DEMAND, LoadKind.PEER):
         assert lengths(32, kind) == [2, 10]  # 16 KiB a piece
@@ -90,7 +90,7 @@ def test_what_somebody_waits_for_is_read_from_the_ssd_in_a_short_read_and_the_re
         assert lengths(2048, kind) == lengths(2048, LoadKind.PREFETCH) == [1] * 12
         assert lengths(32, kind, layers=4) == [4]
     small = KvShape.of_heads(b"f" * 32, 8, 1, 8, 16, "float32")
-    assert reads(small, [0, 1, 2, 3, 6], SourceKind.SSD, LoadKind.DEMAND) == [[0], [1, 2, 3], [6]]
+    assert reads(small, (0, 1, 2, 3, 6), SourceKind.SSD, LoadKind.DEMAND) == ((0,), (1, 2, 3), (6,))
 
 
 # ---- the whole, step by step

@@ -43,6 +43,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = Store(
             "node-0", 40 * 4096, write_back_limit_bytes=1 << 16, granule_bytes=2 * 4096, quota_bytes=quotas
         )
+        self.store.loads.pieces_at_once, self.store.loads.most_ahead = 5, 12
         self.now = 0.0
         self.numbers = 0
         self.outstanding: list[do.Instruction] = []  # what the shell is still doing
@@ -189,6 +190,11 @@ class StoreMachine(RuleBasedStateMachine):
         if not self.grants[save]:
             del self.grants[save]
         self.send(ev.SaveEnded(save, [index] if ok else [], [] if ok else [index], self.later(0.01)))
+
+    @precondition(lambda self: self.store.unplanned)
+    @rule()
+    def plan_more(self) -> None:
+        self.send(ev.PlanMore(self.later(0.01)))
 
     @precondition(lambda self: self.outstanding)
     @rule(data=st.data())
@@ -370,8 +376,10 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When sources stay silent and time passes, every load ends; when owners leave, nothing is left pinned or
         reserved."""
-        self.send(ev.Tick(self.later(100)))
-        self.send(ev.Tick(self.later(100)))
+        for _ in range(2):
+            while self.store.unplanned:
+                self.send(ev.PlanMore(self.later(0.01)))
+            self.send(ev.Tick(self.later(100)))
         for load in set(self.wanted) - self.cancelled:
             assert load in self.ended, (load, self.wanted[load])
         self.leased.clear()

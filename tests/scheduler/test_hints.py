@@ -213,6 +213,19 @@ def test_budgets_are_of_the_tenant_and_of_each_address_and_fill_as_trust_allows(
     assert sum(t.take("t", "b", 0.5) for _ in range(9)) == 4, "0.5 s at 10 a second and a chance of 0.9"
 
 
+def test_a_long_cache_takes_as_much_of_the_budgets_as_several_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    t = Trust(per_s=10.0, burst=10.0)
+    assert t.take("t", "a", 0.0, 131_072) and [t.take("t", "b", 0.0) for _ in range(3)] == [True, True, False]
+    assert t.take("u", "a", 0.0, 1 << 20) and not t.take("u", "a", 0.0), "it may overdraw"
+    assert not t.take("u", "a", 5.0) and t.take("u", "a", 7.0)
+
+    h, asked = Harness(), []
+    monkeypatch.setattr(h.trust, "take", lambda *given: asked.append(given[3]) or True)
+    h.hold("node-0", 960)
+    advise(h, 0.0)
+    assert asked == [960]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.sampled_from([0.0, 0.5, 1.0])), max_size=300))
 @settings(max_examples=60, deadline=None)
 def test_a_chance_is_a_chance_and_no_caller_is_worth_more_than_its_tenant(ends: list[tuple[str, float]]) -> None:

@@ -18,7 +18,9 @@ from kvstore.core import instructions as do
 from kvstore.core.store import Store
 from tests.sim.world import Content, Copy, Pages, World
 
-_TICK_S = 1.0
+_TICK_S, _PLAN_S = 1.0, 0.001
+#: Small, so that long sessions are planned in parts.
+_PIECES_AT_ONCE, _MOST_AHEAD = 6, 24
 
 
 class Owner(Protocol):
@@ -62,7 +64,8 @@ class SimNode:
         self.workers.clear()
         self._ends: dict[object, float] = {}
         self._cancels: set[int] = set()
-        self._ticking = False
+        self._ticking = self._planning = False
+        self.store.loads.pieces_at_once, self.store.loads.most_ahead = _PIECES_AT_ONCE, _MOST_AHEAD
         self.handle(ev.Recovered([ev.FoundCopy(key, copy.shape, copy.sums) for key, copy in self.ssd.items()]))
         self.catch_up()
 
@@ -109,6 +112,13 @@ class SimNode:
         if self.store.busy and not self._ticking:
             self._ticking = True
             self._tick()
+        if self.store.unplanned and not self._planning:
+            self._planning = True
+            self._later(_PLAN_S, self._plan_more)
+
+    def _plan_more(self) -> None:
+        self._planning = False
+        self.handle(ev.PlanMore(self.now))
 
     def _tick(self) -> None:
         def tick() -> None:

@@ -80,8 +80,8 @@ ASKED = {
         "live",
     ),
     *("pace", "state", "admission", "scheduling"),
-    # of a store's: whether it wants to be told of the time, and what it holds
-    *("busy", "index", "saves"),
+    # of a store's: whether it wants to be told of the time or to go on planning, and what it holds
+    *("busy", "unplanned", "index", "saves"),
 }
 #: Parts of an engine's core that are read, and what of them.
 READ = {
