@@ -38,10 +38,10 @@ async def test_all_of_it_comes_for_a_request(make_stack):
 async def test_all_of_it_is_offered_after_a_hint(make_stack):
     stack = make_stack()
     chunks = await saved(stack)
-    async with FakeScheduler(stack.config.scheduler_addresses[0]) as scheduler:
-        async with FakeWorker(stack.address(0), [SHAPE]) as worker:
-            await scheduler.wait(lambda s: s.held.get("node-0", {}).get("s"))
-            await scheduler.advise("node-0", "s")
-            offer = await asyncio.wait_for(worker.offers.get(), LIMIT_S)
-            assert list(offer.keys) == list(chunks)
-            assert_pieces(await worker.load(SHAPE, list(chunks), session=SESSION, prefetch=True), SHAPE, chunks)
+    address = stack.config.scheduler_addresses[0]
+    async with FakeScheduler(address) as scheduler, FakeWorker(stack.address(0), [SHAPE]) as worker:
+        await scheduler.wait(lambda s: s.held.get("node-0", {}).get("s"))
+        await scheduler.advise("node-0", "s")
+        offer = await asyncio.wait_for(worker.offers.get(), LIMIT_S)
+        assert list(offer.keys) == list(chunks)
+        assert_pieces(await worker.load(SHAPE, list(chunks), session=SESSION, prefetch=True), SHAPE, chunks)
