@@ -31,8 +31,8 @@ from loadtest.variants import with_habits
 from runtime.clock import RealClock
 
 NODES, SHAPE = 2, "shallow"
-#: Conversations are cut at MAX_TOKENS, as memory for a third of the live KV must hold the longest one.
-LENGTH_SCALE, MAX_TOKENS = 0.08, 2_000
+#: Short conversations, and cut at MAX_TOKENS, so that memory for a third of the live KV holds several.
+LENGTH_SCALE, MAX_TOKENS = 0.04, 1_000
 #: Factor on typing and lingering, because turns are shorter than on the simulated devices.
 TIME_SCALE = 0.25
 #: A hint for every request; hints do not say when their request will come.
