@@ -290,7 +290,10 @@ class StoreNode:
     def _plan_more(self) -> None:
         """Other events have had their turn."""
         self._planning = False
-        self.handle(ev.PlanMore(self.clock.now()))
+        try:
+            self.handle(ev.PlanMore(self.clock.now()))
+        except Exception as e:
+            self.fail(e)
 
     def _resume(self) -> None:
         """The pause of a paced prefetch is over."""

@@ -348,7 +348,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class PlanMore:
-    """Other events have had their turn: plan more of long loads (`Store.unplanned`)."""
+    """Other events have had their turn: plan more of long hints (`Store.unplanned`)."""
 
     now: float
 

@@ -34,6 +34,9 @@ from kvstore.core.usefulness import Usefulness
 #: Most running fetches by source. For the SSD more than `FileIo.depth`, so that its thread always has the next ones.
 RUNNING_LIMIT = {SourceKind.SSD: 24, SourceKind.PEER: 4, SourceKind.BLOB: 16}
 
+#: So many fetches without pieces may always be in a queue.
+_EMPTY = 128
+
 PieceRef = tuple[Chunk, int]
 #: (chunk, layer, offset at the peer, checksum)
 Planned = tuple[Chunk, int, int, int]
@@ -132,6 +135,7 @@ class Fetches:
         self._heaps: dict[SourceKind, list[tuple[FetchRank, int, _Fetch]]] = {kind: [] for kind in SourceKind}
         self._running: dict[int, _Fetch] = {}
         self._count = dict.fromkeys(SourceKind, 0)
+        self._empty = dict.fromkeys(SourceKind, 0)  #: fetches without pieces that may be in the heap
         self._numbers = 0
         #: When the next paced prefetch may start; None: none waits.
         self.resume_at: float | None = None
@@ -156,11 +160,6 @@ class Fetches:
             self._by_piece[chunk.key, layer] = fetch
         self._queue(fetch, len(fetch.pieces))
         self._push(fetch)
-
-    @property
-    def pieces(self) -> int:
-        """Pieces that are QUEUED or LOADING."""
-        return len(self._by_piece)
 
     def source_of(self, key: bytes, layer: int) -> Source | None:
         """The source of a QUEUED or LOADING piece; None for any other."""
@@ -193,6 +192,8 @@ class Fetches:
         for fetch, left in gone.values():
             fetch.pieces = [p for p in fetch.pieces if p[0] is not chunk or p[1] not in left]
             self._leave(fetch, len(left))
+            if not fetch.pieces:
+                self._forget(fetch.kind)
 
     def pump(self, now: float) -> None:
         """Start queued fetches, within RUNNING_LIMIT, room and pace."""
@@ -321,6 +322,7 @@ class Fetches:
         if again:
             self.plan(fetch.kind, fetch.shape, again, fetch.rank, fetch.load_kind, lease=fetch.lease, peer=fetch.peer)
         self._leave(fetch, len(fetch.pieces) - len(again))
+        self._queue(fetch, -len(again))
         if good:
             self._arrived(good, fetch.kind, now)
         for fault in sorted(bad):
@@ -343,6 +345,15 @@ class Fetches:
     def depth(self, kind: SourceKind) -> int:
         """Queued and running reads of this source; one whose rank was raised may count twice."""
         return self._count[kind] + len(self._heaps[kind])
+
+    def _forget(self, kind: SourceKind) -> None:
+        """A queued fetch has lost its pieces. When half of the queue may be such fetches, take them out."""
+        heap = self._heaps[kind]
+        self._empty[kind] += 1
+        if 2 * self._empty[kind] > len(heap) + _EMPTY:
+            heap[:] = [(rank, n, f) for rank, n, f in heap if f.pieces and not f.running and rank == f.rank]
+            heapq.heapify(heap)
+            self._empty[kind] = 0
 
     def _leave(self, fetch: _Fetch, pieces: int) -> None:
         self._queue(fetch, -pieces)

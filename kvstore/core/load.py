@@ -30,10 +30,13 @@ class StoreLoad:
     late: see `prefetch.is_late`. cut: some chunks did not come for lack of room. missing: by chunk, the layers awaited.
     leased: by (chunk, layer), the offset of each pinned piece. fresh: leased pieces that the owner has not been told
     of. void: chunks that will not come. tried: sources that failed, by chunk. asking: the lease that awaits an answer.
+    in_parts: its chunks are planned in parts. Not where peers may bring some: what they owe must be awaited at once, or
+    it is dropped when another load ends.
     """
 
     __slots__ = (
-        "acquired", "arrival", "asked", "asking", "cut", "deferred", "found", "fresh", "ident", "kind", "late",
+        "acquired", "arrival", "asked", "asking", "cut", "deferred", "found", "fresh", "ident", "in_parts", "kind",
+        "late",
         "leased", "missing",
         "offered", "order", "places", "priority", "probe_size", "probed", "probing", "progress", "session", "shape",
         "sources", "state",
@@ -51,6 +54,7 @@ class StoreLoad:
         self.priority = event.priority
         self.arrival = arrival
         self.late = self.cut = False
+        self.in_parts = event.kind is LoadKind.ADVISED and not event.sources
         self.order = order
         self.state = LoadState.LOCATING
         self.found = len(wants)
@@ -75,6 +79,6 @@ class StoreLoad:
         return self.kind is not LoadKind.PEER
 
     def is_stuck(self, now: float) -> bool:
-        """Whether something is awaited, or waits to be asked for, and nothing has come for SILENCE_S."""
-        awaits = bool(self.missing) or self.state is LoadState.LOCATING or self.acquired < self.found
+        """Whether something is awaited and nothing has come for SILENCE_S."""
+        awaits = bool(self.missing) or self.state is LoadState.LOCATING
         return awaits and now - self.progress > SILENCE_S[self.kind]

@@ -11,7 +11,7 @@ Invariant (`validate`): a load's `missing` pieces are exactly those that it wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from contracts.ids import SessionKey
 from contracts.kv import leading
@@ -28,7 +28,6 @@ from kvstore.core.lent import lent_out
 from kvstore.core.load import StoreLoad, sound_wants
 from kvstore.core.locating import Locating
 from kvstore.core.meter import Meter
-from kvstore.core.prefetch import OPTIONAL
 from kvstore.core.sessions import Sessions
 from kvstore.core.sources import COMING, Sources
 from kvstore.core.state import LOAD_MOVES, CopyState, LoadState, move
@@ -36,10 +35,8 @@ from kvstore.core.unplanned import Unplanned
 from kvstore.core.usefulness import Usefulness
 from kvstore.core.waiting import Waiting
 
-#: Pieces of a load that one event plans; then others come first. A long session has 100,000, which take a second.
+#: Pieces of a hint that one event plans; then others come first. A long session has 100,000, which take a second.
 PIECES_AT_ONCE = 1024
-#: Pieces that are planned or read, beyond which nothing is planned that no request waits for.
-MOST_AHEAD = 32_768
 
 
 class Loads:
@@ -63,7 +60,7 @@ class Loads:
         self._out = out
         self._deliveries = Deliveries(ledger, index, sessions, usefulness, out)
         self._loads: dict[LoadId, StoreLoad] = {}
-        self.pieces_at_once, self.most_ahead = PIECES_AT_ONCE, MOST_AHEAD
+        self.pieces_at_once = PIECES_AT_ONCE
         self._unplanned = Unplanned()
         #: Advised sessions whose load ended incomplete for lack of room. hints.py reads and clears it.
         self.short: dict[SessionKey, None] = {}
@@ -104,8 +101,7 @@ class Loads:
             event, shape, sound_wants(event, shape), self._orders, advice.arrival if advice else float("inf")
         )
         self._loads[load.ident], load.late = load, self._sources.late(load)
-        # Start on the leading chunks that this node has, while the others are still being located.
-        self._plan(load, self._sources.near if self._sources.own_first(load) else self._sources.coming)
+        self._plan(load)
         self._locate(load, event.now)
 
     # ---- locating
@@ -169,34 +165,32 @@ class Loads:
 
     @property
     def unplanned(self) -> bool:
-        """Whether a load has chunks left that may be planned now."""
-        first = self._unplanned.first()
-        return first is not None and self._may_plan(self._loads[first])
+        """Whether some hints have chunks left to plan."""
+        return self._unplanned.first() is not None
 
-    def plan_more(self) -> None:
-        """Plan more of the most urgent load that has chunks left."""
+    def plan_more(self, now: float) -> None:
+        """Plan more of the most urgent hint that has chunks left."""
         if (first := self._unplanned.first()) is not None:
-            self._plan(self._loads[first])
-            self._update(self._loads[first])
+            load = self._loads[first]
+            load.progress = now
+            self._plan(load)
+            self._update(load)
 
-    def _may_plan(self, load: StoreLoad) -> bool:
-        return load.kind not in OPTIONAL or self._fetches.pieces < self.most_ahead
-
-    def _plan(self, load: StoreLoad, may: Callable[[StoreLoad, int], bool] | None = None) -> None:
-        """Acquire the next chunks, `pieces_at_once` at most, while they `may` be."""
-        pieces = 0
-        while load.acquired < load.found and pieces < self.pieces_at_once and self._may_plan(load):
+    def _plan(self, load: StoreLoad) -> None:
+        """Acquire the next chunks: of a load that is still being located the leading ones that this node has. Of one
+        that is planned in parts `pieces_at_once`."""
+        located, pieces = load.state is LoadState.FLOWING, 0
+        at_hand = self._sources.near if self._sources.own_first(load) else self._sources.coming
+        while load.acquired < load.found and (located or at_hand(load, load.acquired)):
+            if load.in_parts and pieces >= self.pieces_at_once:
+                self._unplanned.add(load.ident, rank_of(load))
+                return
             i = load.acquired
-            if may is not None and not may(load, i):
-                break
             load.acquired += 1
             if i not in load.void:
                 self._acquire(load, i)
                 pieces += len(load.wants[i][1])
-        if load.state is LoadState.FLOWING and load.acquired < load.found:
-            self._unplanned.add(load.ident, rank_of(load))
-        else:
-            self._unplanned.drop(load.ident)
+        self._unplanned.drop(load.ident)
 
     def _acquire(self, load: StoreLoad, i: int) -> None:
         """Get chunk `i`; it is void when no source is left."""
@@ -369,8 +363,6 @@ class Loads:
                     self._settle(load, now)
                 for i in sorted(load.missing, reverse=True):
                     self._void(load, i)
-                if load.leading_only and load.acquired < load.found:
-                    self._void(load, load.acquired)
                 self._check_end(load)
 
     def validate(self) -> None:
@@ -379,7 +371,7 @@ class Loads:
         self._deliveries.validate(self._loads.values(), self._index)
         for load in self._loads.values():
             left = load.state is LoadState.FLOWING and load.acquired < load.found
-            assert left == (load.ident in self._unplanned)
+            assert not left or (load.in_parts and load.ident in self._unplanned)
             for i, layers in load.missing.items():
                 assert layers and i < load.found
                 for layer in layers:

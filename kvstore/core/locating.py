@@ -120,7 +120,8 @@ class Locating:
                 ):
                     unknown.setdefault(waiting[0].ident, {})[key] = None
             for ident, keys in unknown.items():
-                loads[ident].probing |= set(keys)
-                self._out.append(Probe(ident, tuple(keys)[:_PROBE_LIMIT], PROBE_S))
+                probed = tuple(keys)[:_PROBE_LIMIT]
+                loads[ident].probing |= set(probed)
+                self._out.append(Probe(ident, probed, PROBE_S))
             if left:
                 self._leases.leave(lease, left, now)

@@ -217,7 +217,7 @@ class Store:
             case ev.OldChunksListed():
                 self.orphans.sweep_blob(event.fingerprint, event.keys, event.named)
             case ev.PlanMore():
-                self.loads.plan_more()
+                self.loads.plan_more(event.now)
             case ev.Tick():
                 self._tick(event.now)
             case _:
@@ -361,7 +361,7 @@ class Store:
 
     @property
     def unplanned(self) -> bool:
-        """Whether the shell must send `PlanMore`, once the events that came meanwhile have had their turn."""
+        """Whether the shell must send `PlanMore`, once events that came meanwhile have had their turn."""
         return self.loads.unplanned
 
     def queued(self, what: str) -> int:

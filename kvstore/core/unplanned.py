@@ -1,4 +1,4 @@
-"""The loads that have chunks left to plan, most urgent first."""
+"""The hints that have chunks left to plan, most urgent first."""
 
 from __future__ import annotations
 

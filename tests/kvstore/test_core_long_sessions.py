@@ -1,4 +1,4 @@
-"""A long session is planned in parts, between which others have their turn; hints plan only so far ahead."""
+"""A hint of a long session is planned in parts, between which others have their turn."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.events import LoadKind, SourceKind
 from kvstore.core.fetches import RUNNING_LIMIT
-from kvstore.core.loads import MOST_AHEAD, PIECES_AT_ONCE
+from kvstore.core.loads import PIECES_AT_ONCE
 from kvstore.core.prefetch import rank
+from kvstore.core.rates import SSD
 from kvstore.core.store import Store
 from kvstore.core.unplanned import Unplanned
 
 SHAPE = KvShape.of_heads(b"f" * 32, 32, 1, 8, 16, "float32")  # pieces of 1 KiB, eight of which are one read
-CHUNKS = {"long": 2 * MOST_AHEAD // 32, "short": 2}
+CHUNKS = {"long": 20 * PIECES_AT_ONCE // 32, "short": 2}
 KEYS = {name: [i.to_bytes(4, "big") + name.encode().ljust(28) for i in range(count)] for name, count in CHUNKS.items()}
 
 
@@ -59,13 +60,53 @@ def finish(store: Store, out: list[do.Instruction]) -> list[do.Instruction]:
     return done
 
 
+def planned(store: Store) -> int:
+    """Pieces that are queued or being read."""
+    return store.meter.rates.ahead(SSD) // SHAPE.piece_bytes
+
+
 def test_an_event_plans_only_a_part_and_a_request_that_comes_then_is_read_first(store: Store) -> None:
     hint(store, "long")
-    planned = store.fetches.pieces
-    assert PIECES_AT_ONCE <= planned <= 2 * PIECES_AT_ONCE and store.unplanned
+    before = planned(store)
+    assert PIECES_AT_ONCE <= before <= 2 * PIECES_AT_ONCE and store.unplanned
     assert keys_of(want(store, "short")) <= set(KEYS["short"]), "a place is free, or becomes free, for it"
     store.handle(ev.PlanMore(1.0))
-    assert store.fetches.pieces == planned + PIECES_AT_ONCE + 32 * CHUNKS["short"]
+    assert planned(store) == before + PIECES_AT_ONCE + 32 * CHUNKS["short"]
+
+
+def test_a_request_takes_over_all_of_what_its_hint_is_being_brought(store: Store) -> None:
+    done = finish(store, hint(store, "long") + want(store, "long"))
+    assert [i.usable for i in done if isinstance(i, do.End)] == [CHUNKS["long"]]
+
+
+def leased() -> tuple[Store, str]:
+    """A store whose hint of the long session is brought by a peer, and the lease's name."""
+    store = Store("node-0", 8 * CHUNKS["long"] * SHAPE.chunk_bytes, write_back_limit_bytes=1 << 20)
+    store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    manifest = Manifest(key("long"), "m", SHAPE.fingerprint, KEYS["long"], 16 * CHUNKS["long"], 1.0)
+    store.handle(ev.Advised(key("long"), 0, 1.0, 60.0, ("node-1",), 1.0))
+    [asked] = [i for i in store.handle(ev.ManifestFetched(key("long"), manifest, 1.0)) if isinstance(i, do.AskPeer)]
+    store.handle(ev.PeerHolds(asked.lease, range(CHUNKS["long"]), 1.0, range(CHUNKS["long"])))
+    assert len(store.leases.expected(asked.lease)) == 32 * CHUNKS["long"]
+    return store, asked.lease
+
+
+def test_a_request_takes_over_what_a_peer_owes_to_its_hint() -> None:
+    store, lease = leased()
+    wants = [(k, ()) for k in KEYS["long"]]
+    out = store.handle(
+        ev.LoadWanted(("w", "1"), LoadKind.DEMAND, key("long"), SHAPE.fingerprint, wants, ("node-1",), 0, 1.0)
+    )
+    assert [i.chunks for i in out if isinstance(i, do.Found)] == [CHUNKS["long"]]
+    assert len(store.leases.expected(lease)) == 32 * CHUNKS["long"], "although its hint has ended"
+    store.validate()
+
+
+def test_what_a_peer_owes_to_a_hint_that_is_withdrawn_is_given_back() -> None:
+    store, _ = leased()
+    store.handle(ev.Invalidated(key("long"), 1.0))
+    assert not store.leases.count
+    store.validate()
 
 
 @pytest.mark.parametrize("kind", [LoadKind.DEMAND, LoadKind.PREFETCH, LoadKind.PEER])
@@ -88,17 +129,6 @@ def test_a_hint_is_offered_when_all_of_it_is_planned_and_its_first_layers_are_he
     assert store.index.held(key("long"))[1] == 16 * CHUNKS["long"]
 
 
-def test_hints_plan_only_so_far_ahead_and_requests_are_not_held_up_by_that(store: Store) -> None:
-    hint(store, "long")
-    while store.unplanned:
-        store.handle(ev.PlanMore(1.0))
-    assert store.fetches.pieces == MOST_AHEAD
-    hint(store, "short")
-    assert store.fetches.pieces == MOST_AHEAD, "it waits, too"
-    want(store, "short")
-    assert store.fetches.pieces == MOST_AHEAD + 32 * CHUNKS["short"]
-
-
 def test_the_more_urgent_load_is_planned_first() -> None:
     unplanned = Unplanned()
     for number, priority in enumerate([3, 1, 2, 0, 5]):
@@ -116,15 +146,23 @@ def test_of_a_hint_that_is_withdrawn_nothing_more_is_planned(store: Store) -> No
     hint(store, "long")
     out = store.handle(ev.Invalidated(key("long"), 1.0))
     assert not keys_of(out) and not store.unplanned
-    assert store.fetches.pieces == 8 * RUNNING_LIMIT[SourceKind.SSD], "reads that have started end by themselves"
+    assert planned(store) == 8 * RUNNING_LIMIT[SourceKind.SSD], "reads that have started end by themselves"
     hint(store, "short")
     assert not store.unplanned and store.loads.count == 1
 
 
-def test_a_load_that_waits_for_its_turn_to_be_planned_ends_in_time(store: Store) -> None:
-    hint(store, "long")
-    while store.unplanned:
-        store.handle(ev.PlanMore(1.0))
-    want(store, "short", LoadKind.PREFETCH)
-    out = store.handle(ev.Tick(100.0))
-    assert [i.usable for i in out if isinstance(i, do.End) and i.load == ("w", "short")] == [0]
+def test_queues_do_not_grow_with_hints_that_are_withdrawn(store: Store) -> None:
+    for _ in range(5):
+        hint(store, "long")
+        while store.unplanned:
+            store.handle(ev.PlanMore(1.0))
+        store.handle(ev.Invalidated(key("long"), 1.0))
+    assert store.queued("ssd") < 4 * CHUNKS["long"], "not 20 for each chunk"
+
+
+def test_a_read_that_is_taken_back_and_wanted_again_is_counted_once(store: Store) -> None:
+    [first, *_] = [i for i in hint(store, "short") if isinstance(i, do.Fetch)]
+    store.fetches.make_way(1)
+    want(store, "short")
+    store.handle(ev.FetchDone(first.fetch, dict.fromkeys(range(len(first.pieces)), ev.Fault.CANCELLED), 1.0))
+    assert planned(store) == 32 * CHUNKS["short"]

@@ -43,7 +43,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = Store(
             "node-0", 40 * 4096, write_back_limit_bytes=1 << 16, granule_bytes=2 * 4096, quota_bytes=quotas
         )
-        self.store.loads.pieces_at_once, self.store.loads.most_ahead = 5, 12
+        self.store.loads.pieces_at_once = 5
         self.now = 0.0
         self.numbers = 0
         self.outstanding: list[do.Instruction] = []  # what the shell is still doing
@@ -376,10 +376,10 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When sources stay silent and time passes, every load ends; when owners leave, nothing is left pinned or
         reserved."""
-        for _ in range(2):
-            while self.store.unplanned:
-                self.send(ev.PlanMore(self.later(0.01)))
-            self.send(ev.Tick(self.later(100)))
+        while self.store.unplanned:
+            self.send(ev.PlanMore(self.later(0.01)))
+        self.send(ev.Tick(self.later(100)))
+        self.send(ev.Tick(self.later(100)))
         for load in set(self.wanted) - self.cancelled:
             assert load in self.ended, (load, self.wanted[load])
         self.leased.clear()

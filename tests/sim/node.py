@@ -19,8 +19,8 @@ from kvstore.core.store import Store
 from tests.sim.world import Content, Copy, Pages, World
 
 _TICK_S, _PLAN_S = 1.0, 0.001
-#: Small, so that long sessions are planned in parts.
-_PIECES_AT_ONCE, _MOST_AHEAD = 6, 24
+#: Small, so that hints are planned in parts.
+_PIECES_AT_ONCE = 6
 
 
 class Owner(Protocol):
@@ -65,7 +65,7 @@ class SimNode:
         self._ends: dict[object, float] = {}
         self._cancels: set[int] = set()
         self._ticking = self._planning = False
-        self.store.loads.pieces_at_once, self.store.loads.most_ahead = _PIECES_AT_ONCE, _MOST_AHEAD
+        self.store.loads.pieces_at_once = _PIECES_AT_ONCE
         self.handle(ev.Recovered([ev.FoundCopy(key, copy.shape, copy.sums) for key, copy in self.ssd.items()]))
         self.catch_up()
 
