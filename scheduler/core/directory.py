@@ -7,6 +7,7 @@ every scheduler forgets an erased session once its holders have reported, whiche
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -57,7 +58,7 @@ class Directory:
     def __init__(self) -> None:
         self._sessions: dict[SessionKey, Session] = {}
         self._by_node: dict[str, set[SessionKey]] = {}
-        self._unheld: dict[SessionKey, None] = {}
+        self._unheld: OrderedDict[SessionKey, None] = OrderedDict()  #: the oldest is found at once
         self._listing = Listing()
         #: KV of sessions that may come back.
         self.resumable = Resumable()

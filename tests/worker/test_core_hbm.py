@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import NoReturn
 
 import numpy as np
@@ -188,7 +189,10 @@ def test_pages_are_handed_out_once_and_all_come_back(steps: list[tuple[int, bool
         if give and mine:
             pool.give([mine.pop(layer % len(mine))])
         elif pool.free:
+            of_band = [s for s in pool._slabs.values() if s.free and s.band == pool.band_of(layer)]
+            fullest = min(((len(s.free), s.number) for s in of_band), default=None)
             page = pool.take(layer)
+            assert fullest is None or page // 5 == fullest[1]
             assert page not in mine
             mine.append(page)
         else:
@@ -228,6 +232,15 @@ def test_a_pool_holds_no_more_slabs_than_its_limit_once_what_is_beyond_it_is_emp
     pool.give(mine)
     pool.validate()
     assert pool.held <= pool.limit and pool.free == pool.total == 5 * pool.limit
+
+
+def test_a_page_of_many_half_empty_slabs_is_found_at_once() -> None:
+    pool = PagePool(slab_count=4000, pages_per_slab=2, layers=4, bands=1)
+    pages = [pool.take(0) for _ in range(8000)]
+    pool.give(pages[::2])
+    began = time.process_time()
+    assert len([pool.take(0) for _ in range(4000)]) == 4000 and not pool.free
+    assert time.process_time() - began < 0.5, "looking at every slab for every page takes two seconds"
 
 
 def test_a_slab_beyond_the_limit_gives_its_memory_back_when_its_last_page_is_free() -> None:

@@ -34,6 +34,31 @@ class _Slab:
     band: int = -1
 
 
+class _Open:
+    """The used slabs of a band that have free pages. free: their number, by slab."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []  #: (free, slab), with outdated entries
+
+    def put(self, number: int, free: int) -> None:
+        """The slab has so many free pages; 0: it is not among these slabs."""
+        if not free:
+            self.free.pop(number, None)
+            return
+        self.free[number] = free
+        heapq.heappush(self._heap, (free, number))
+        if len(self._heap) > 4 * len(self.free) + 64:
+            self._heap = [(free, number) for number, free in self.free.items()]
+            heapq.heapify(self._heap)
+
+    def fullest(self) -> int | None:
+        """The slab with the fewest free pages, the first of several."""
+        while self._heap and self.free.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+
 class PagePool:
     """The ledger of `slab_count` slabs of `pages_per_slab` pages for a model of `layers` layers.
 
@@ -55,7 +80,7 @@ class PagePool:
         self._idle: list[int] = []
         #: Slabs that are not mapped: from `_fresh` on, and those that once were (a heap).
         self._fresh, self._returned = 0, list[int]()
-        self._open: list[set[int]] = [set() for _ in range(self.bands)]  # used slabs of a band with a free page
+        self._open = [_Open() for _ in range(self.bands)]
 
     @property
     def held(self) -> int:
@@ -101,15 +126,13 @@ class PagePool:
         if slab is None and self._may_begin:
             slab = self._slabs[self._idle.pop()] if self._idle else self._map()
             slab.band = band
-            self._open[band].add(slab.number)
         return self._take_from(slab or self._fullest_of_any())
 
     def _take_from(self, slab: _Slab | None) -> int:
         if slab is None:
             raise MemoryError("no free page")
         page = slab.free.pop()
-        if not slab.free:
-            self._open[slab.band].discard(slab.number)
+        self._open[slab.band].put(slab.number, len(slab.free))
         self.taken += 1
         return page
 
@@ -122,14 +145,14 @@ class PagePool:
             slab.free.append(page)
             self.taken -= 1
             if len(slab.free) == self.pages_per_slab:
-                self._open[slab.band].discard(slab.number)
+                self._open[slab.band].put(slab.number, 0)
                 slab.band = -1
                 if self.held > self._limit:
                     self._unmap(slab.number)
                 else:
                     self._idle.append(slab.number)
             else:
-                self._open[slab.band].add(slab.number)
+                self._open[slab.band].put(slab.number, len(slab.free))
 
     def move(self, slabs: Collection[int], layers: Mapping[int, int]) -> dict[int, int]:
         """Empty these slabs: each of their taken pages moves to a free page of another used slab.
@@ -138,11 +161,11 @@ class PagePool:
         Raises MemoryError, changing nothing, when the other slabs have too few free pages.
         """
         closed = {*slabs, *self.to_map}
-        shut = [(band, number) for band, numbers in enumerate(self._open) for number in numbers & closed]
+        shut = [(band, number) for band, opened in enumerate(self._open) for number in opened.free.keys() & closed]
         for band, number in shut:
-            self._open[band].discard(number)
+            self._open[band].put(number, 0)
         try:
-            if sum(len(self._slabs[n].free) for numbers in self._open for n in numbers) < len(layers):
+            if sum(sum(opened.free.values()) for opened in self._open) < len(layers):
                 raise MemoryError("too few free pages in other slabs")
             moved = {
                 page: self._take_from(self._fullest(self.band_of(layer)) or self._fullest_of_any())
@@ -150,7 +173,7 @@ class PagePool:
             }
         finally:
             for band, number in shut:
-                self._open[band].add(number)
+                self._open[band].put(number, len(self._slabs[number].free))
         self.give(list(layers))
         return moved
 
@@ -186,8 +209,8 @@ class PagePool:
         _ask(number, self.to_unmap, self.to_map)
 
     def _fullest(self, band: int) -> _Slab | None:
-        numbers = self._open[band]
-        return self._slabs[min(numbers, key=lambda n: (len(self._slabs[n].free), n))] if numbers else None
+        number = self._open[band].fullest()
+        return None if number is None else self._slabs[number]
 
     def _fullest_of_any(self) -> _Slab | None:
         return next((s for b in range(self.bands - 1, -1, -1) if (s := self._fullest(b)) is not None), None)
@@ -206,8 +229,8 @@ class PagePool:
         assert [p // self.pages_per_slab for p in free] == [s.number for s in slabs for _ in s.free]
         for s in slabs:
             assert (len(s.free) < self.pages_per_slab) == (s.band >= 0)
-        for band, numbers in enumerate(self._open):
-            assert set(numbers) == {s.number for s in slabs if s.band == band and s.free}
+        for band, opened in enumerate(self._open):
+            assert opened.free == {s.number: len(s.free) for s in slabs if s.band == band and s.free}
 
 
 def _ask(number: int, wanted: list[int], opposite: list[int]) -> None:

@@ -184,12 +184,12 @@ class Saving:
         self._keys.difference_update(offered.keys)
         blocks = offered.blocks
         # A void step, or a sequence that ended before the chunk was full, leaves invalid copies.
-        good = [
+        good = dict.fromkeys(
             index for index in done.ok if known and blocks[index].complete and blocks[index].save is SaveState.WAITING
-        ]
+        )
         bad = [index for index in [*done.ok, *done.failed] if index not in good]
         if good or bad:
-            self.state.out.append(do.Saved(done.save_id, good, bad))
+            self.state.out.append(do.Saved(done.save_id, list(good), bad))
         below = {*good, *(done.held if known else [])}
         for index, block in enumerate(blocks):
             self.state.cache.unpin(block)

@@ -164,12 +164,13 @@ class CoreState:
         """Layers still being loaded into these blocks, for a sequence that has passed the first `passed`. A layer that
         no load brings is listed with load 0."""
         found = []
+        rows = [{id(b): row for row, b in enumerate(load.blocks)} for load in self.loads.values()] if blocks else []
         for block, unready in zip(blocks, self.cache.windowed.unready(blocks, passed) if blocks else (), strict=True):
             missing = set(np.flatnonzero(unready).tolist())
-            for load in self.loads.values():
+            for load, row_of in zip(self.loads.values(), rows, strict=True):
                 if not missing:
                     break
-                row = next((n for n, b in enumerate(load.blocks) if b is block), None)
+                row = row_of.get(id(block))
                 if row is not None and (brings := missing.intersection(load.layers[row])):
                     found.append(do.Coming(load.load_id, row, frozenset(brings)))
                     missing -= brings

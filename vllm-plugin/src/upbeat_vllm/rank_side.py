@@ -48,7 +48,7 @@ class _Load:
     began_s: float = 0.0
     heard_s: float = 0.0
     first_s: float = 0.0
-    here: set[tuple[int, int]] = field(default_factory=set)
+    here: dict[int, int] = field(default_factory=dict)  #: by chunk, a bit for each layer that has come
 
 
 @dataclass
@@ -189,8 +189,9 @@ class RankSide:
         order = load.order
         self._loads.pop(order.load_id, None)
         self._remember(order.load_id)
+        every = sum(1 << layer for layer in self._blocks.layers)
         for chunk, block in enumerate(order.blocks):
-            if block >= 0 and any((chunk, layer) not in load.here for layer in self._blocks.layers):
+            if block >= 0 and load.here.get(chunk, 0) & every != every:
                 self._failed.add(block)
                 if order.sync:
                     self._unsound_steps = self._in_flight
@@ -363,7 +364,7 @@ class RankSide:
             with self._changed:
                 load.heard_s = time.monotonic()
                 load.came += len(pieces)
-                load.here.update((chunk, layer) for chunk, _, _ in pieces)
+                load.here.update((chunk, load.here.get(chunk, 0) | 1 << layer) for chunk, _, _ in pieces)
                 load.left[layer] -= sum(block >= 0 for _, block, _ in pieces)
                 self._changed.notify_all()
             self._send([wire.TAKEN, load_id, [c for c, _, _ in pieces], [layer] * len(pieces)])
@@ -379,21 +380,17 @@ class RankSide:
             if save is None or save.grant is None:
                 continue
             (indices, offsets), arena = save.grant, self._arena
-            ok = [i for i in indices if i < len(save.order.blocks)] if arena is not None else []
+            rows = {i: row for row, i in enumerate(indices) if i < len(save.order.blocks)} if arena is not None else {}
             limit = (len(arena) - MARK_BYTES if arena is not None else 0) - self._blocks.share_at
-            for layer in self._blocks.layers if ok else ():
-                pieces = []
-                for row, index in enumerate(indices):
-                    offset = offsets[row * self._layers + layer]
-                    if index in ok and not 0 <= offset <= limit - self._blocks.share_bytes:
-                        ok.remove(index)
-                    elif index in ok:
-                        pieces.append((save.order.blocks[index], offset))
+            for layer in self._blocks.layers if rows else ():
+                places = {i: offsets[row * self._layers + layer] for i, row in rows.items()}
+                for i in [i for i, offset in places.items() if not 0 <= offset <= limit - self._blocks.share_bytes]:
+                    del rows[i], places[i]
                 try:
-                    self._blocks.save(layer, pieces)
+                    self._blocks.save(layer, [(save.order.blocks[i], offset) for i, offset in places.items()])
                 except Exception as e:  # vLLM keeps the blocks until the save is over
                     self._log.warning("a copy out of vLLM's blocks failed", reason=repr(e))
-                    ok = []
+                    rows = {}
                     break
             with self._changed:
-                self._end_save(save_id, ok)
+                self._end_save(save_id, list(rows))
