@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from fake_sidecar import CACHED_TOKENS, PROMPT_TOKENS, HttpStack, as_at_first, h
 from gateway_fakes import MODEL, until
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+
+from gateway.routes.translated import _TranslatedRun
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 OPENAI: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -158,6 +161,28 @@ async def test_an_answer_that_cannot_be_read_is_a_503_or_an_empty_one(s: HttpSta
     s.sidecars[0].answers = head_of("text/event-stream"), [b"data: " + odd + b"\n\n", b"data: [DONE]\n\n"]
     status, answer, _ = await s.raw(path, BODIES[path] | {"stream": True})
     assert status == 200 and answer.endswith(b"\n\n")
+
+
+async def test_a_large_answer_is_translated_beside_the_loop(s: HttpStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, translate = [], _TranslatedRun._translated
+
+    def watched(run: _TranslatedRun, body: bytes) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return translate(run, body)
+
+    monkeypatch.setattr(_TranslatedRun, "_translated", watched)
+    await whole(s, RESPONSES)
+    token = {"token": "a", "logprob": -1.0, "bytes": [97]}
+    tokens = [token | {"top_logprobs": [token] * 20}] * 2000
+    choice = {"index": 0, "message": {"role": "assistant", "content": "a" * 2000}, "finish_reason": "stop"}
+    answer = json.dumps({"choices": [choice | {"logprobs": {"content": tokens}}]}).encode()
+    s.sidecars[0].answers = (
+        head_of("application/json"),
+        [answer[at : at + 65536] for at in range(0, len(answer), 65536)],
+    )
+    made = await whole(s, RESPONSES, top_logprobs=20, include=["message.output_text.logprobs"])
+    assert len(made["output"][0]["content"][0]["logprobs"]) == 2000
+    assert threads[0] is threading.main_thread() is not threads[1]
 
 
 @pytest.mark.parametrize("path", BODIES)
