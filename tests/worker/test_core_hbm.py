@@ -15,6 +15,7 @@ from contracts.ids import SessionKey
 from contracts.memory.victim_order import Rank
 from worker.core.block import NO_PAGE, Block, SaveState
 from worker.core.hbm import HbmCache
+from worker.core.lacking import lacking
 from worker.core.pages import PagePool
 
 LAYERS = 4
@@ -325,6 +326,16 @@ class CacheMachine(RuleBasedStateMachine):
     def forget(self, session: SessionKey) -> None:
         self.cache.forget({session})
         assert not any(session in block.sessions for block in self.cache.index.values())
+
+    @rule(keys=st.lists(st.integers(0, 9), unique=True), more=st.integers(0, 3))
+    def what_is_lacking(self, keys: list[int], more: int) -> None:
+        cache, chain = self.cache, [bytes([key]) for key in keys]
+        predicted = lacking(cache, chain, len(keys) + more)
+        matched = cache.match(chain, A)
+        pages = sum(map(len, cache.windowed.gaps(matched, 0))) + (len(keys) + more - len(matched)) * LAYERS
+        assert predicted == pages - cache.obtainable
+        for block in matched:
+            cache.release(block)
 
     @rule(pages=st.integers(1, 32))
     def purge(self, pages: int) -> None:

@@ -10,6 +10,7 @@ from storelink.core.load_plan import Missing, Plan, Prefill, Source, layer_load_
 from worker.core import instructions as do
 from worker.core.batching import mixed_tokens
 from worker.core.block import Block, SaveState
+from worker.core.lacking import lacking
 from worker.core.load import Load
 from worker.core.pace import Pace
 from worker.core.prefetching import Prefetching
@@ -53,18 +54,20 @@ class Admission:
             usable = (len(sequence.tokens) - 1) // size  # the last token is always computed: it yields the logits
             if len(sequence.keys) < usable:
                 sequence.extend_keys(d.salt_of(sequence.request.tenant), d.shape, usable)
-        matched = cache.match(sequence.keys[:usable], sequence.request.session)
         chunks = len(sequence.tokens) // size + 1
+        if spare and not windowed.tokens and (short := lacking(cache, sequence.keys[:usable], chunks) + spare) > 0:
+            self.refused_at = cache.obtainable
+            return short
+        matched = cache.match(sequence.keys[:usable], sequence.request.session)
         usable = self._usable(sequence, matched, usable)
         passed = windowed.passed_after(usable)
         cache.pass_(matched[:passed])
         gaps = windowed.gaps(matched, passed)
         pages = sum(map(len, gaps)) + windowed.pages(len(matched), chunks, passed)
-        # no plan needs less, whichever hints end
-        if spare and (lacking := pages + spare - cache.obtainable) > 0:
+        if spare and (short := pages + spare - cache.obtainable) > 0:
             self._let_go(matched, passed)
             self.refused_at = cache.obtainable
-            return lacking
+            return short
         if overtaken := self.prefetching.give_way_to(matched):
             gaps = windowed.gaps(matched, passed)
         asked, chosen = usable, self._worth_loading(sequence, usable, gaps)
@@ -76,10 +79,10 @@ class Admission:
         self._let_go(matched[usable:], 0)
         del matched[usable:], gaps[usable:]
         pages = sum(map(len, gaps)) + windowed.pages(len(matched), chunks, passed)
-        if lacking := self._lacking(pages, spare):
+        if short := self._lacking(pages, spare):
             self._let_go(matched, passed)
             self.prefetching.stall(overtaken)
-            return lacking
+            return short
         cache.standings.weigh(sequence.request.tenant, sequence.request.weight)
         cache.claim(matched)
         for block, missing in zip(matched, gaps, strict=True):
