@@ -80,8 +80,9 @@ class HbmCache:
 
     def fill(self, block: Block, layers: Iterable[int]) -> None:
         """Give the block pages for `layers`, none of which it has. Raises MemoryError as `new_block`."""
-        for layer in layers:
-            assert block.pages[layer] == NO_PAGE
+        at = list(layers)
+        assert (block.pages[at] == NO_PAGE).all()
+        for layer in at:
             block.pages[layer] = self.pool.take(layer)
             block.held += 1
         self._count(block)
@@ -218,8 +219,9 @@ class HbmCache:
                 self._owners.leave(block, sessions)
 
     def _strip(self, block: Block, layers: list[int]) -> None:
-        taken = [layer for layer in layers if block.pages[layer] != NO_PAGE]
-        self.pool.give([int(block.pages[layer]) for layer in taken])
+        at = np.array(layers, np.intp)
+        taken = at[block.pages[at] != NO_PAGE]
+        self.pool.give(block.pages[taken].tolist())
         self.hints_wasted += int((block.hinted & block.ready)[taken].sum())
         block.pages[taken] = NO_PAGE
         block.held -= len(taken)

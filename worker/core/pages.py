@@ -39,24 +39,34 @@ class _Open:
 
     def __init__(self) -> None:
         self.free: dict[int, int] = {}
+        self._first: int | None = None  #: the fullest slab, if known; not in the heap
         self._heap: list[tuple[int, int]] = []  #: (free, slab), with outdated entries
 
     def put(self, number: int, free: int) -> None:
         """The slab has so many free pages; 0: it is not among these slabs."""
+        before = self.free.pop(number, 0)
+        if free:
+            self.free[number] = free
+        if number == self._first:
+            if 0 < free < before:
+                return  # still the fullest
+            self._first = None
         if not free:
-            self.free.pop(number, None)
             return
-        self.free[number] = free
+        if self._first is not None and (free, number) < (self.free[self._first], self._first):
+            heapq.heappush(self._heap, (self.free[self._first], self._first))
+            self._first = None
         heapq.heappush(self._heap, (free, number))
         if len(self._heap) > 4 * len(self.free) + 64:
-            self._heap = [(free, number) for number, free in self.free.items()]
+            self._heap = [(free, number) for number, free in self.free.items() if number != self._first]
             heapq.heapify(self._heap)
 
     def fullest(self) -> int | None:
         """The slab with the fewest free pages, the first of several."""
-        while self._heap and self.free.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        while self._first is None and self._heap:
+            free, number = heapq.heappop(self._heap)
+            self._first = number if self.free.get(number) == free else None
+        return self._first
 
 
 class PagePool:
@@ -81,6 +91,7 @@ class PagePool:
         #: Slabs that are not mapped: from `_fresh` on, and those that once were (a heap).
         self._fresh, self._returned = 0, list[int]()
         self._open = [_Open() for _ in range(self.bands)]
+        self._bands = [band_of(layer, layers, self.bands) for layer in range(layers)]
 
     @property
     def held(self) -> int:
@@ -117,7 +128,7 @@ class PagePool:
 
     def band_of(self, layer: int) -> int:
         """The band of a layer; later layers are in higher bands."""
-        return band_of(layer, self.layers, self.bands)
+        return self._bands[layer]
 
     def take(self, layer: int) -> int:
         """A page for a piece of this layer. Raises MemoryError when none is free."""
@@ -138,21 +149,30 @@ class PagePool:
 
     def give(self, pages: list[int]) -> None:
         """Return taken pages. Raises ValueError on a page that is free already."""
-        for page in pages:
-            slab = self._slabs.get(page // self.pages_per_slab)
-            if slab is None or slab.band < 0 or page in slab.free:
-                raise ValueError(f"page {page} is not taken")
-            slab.free.append(page)
-            self.taken -= 1
-            if len(slab.free) == self.pages_per_slab:
-                self._open[slab.band].put(slab.number, 0)
-                slab.band = -1
-                if self.held > self._limit:
-                    self._unmap(slab.number)
-                else:
-                    self._idle.append(slab.number)
-            else:
-                self._open[slab.band].put(slab.number, len(slab.free))
+        given: dict[int, _Slab] = {}  # in the order of their last page
+        try:
+            for page in pages:
+                number = page // self.pages_per_slab
+                slab = given.pop(number, None) or self._slabs.get(number)
+                if slab is None or slab.band < 0 or page in slab.free:
+                    raise ValueError(f"page {page} is not taken")
+                given[number] = slab
+                slab.free.append(page)
+                self.taken -= 1
+        finally:
+            for slab in given.values():
+                self._gave(slab)
+
+    def _gave(self, slab: _Slab) -> None:
+        if len(slab.free) < self.pages_per_slab:
+            self._open[slab.band].put(slab.number, len(slab.free))
+            return
+        self._open[slab.band].put(slab.number, 0)
+        slab.band = -1
+        if self.held > self._limit:
+            self._unmap(slab.number)
+        else:
+            self._idle.append(slab.number)
 
     def move(self, slabs: Collection[int], layers: Mapping[int, int]) -> dict[int, int]:
         """Empty these slabs: each of their taken pages moves to a free page of another used slab.
