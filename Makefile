@@ -73,7 +73,7 @@ test: $(tested) ## the quick tests of everything (with ARGS: only those of tests
 	$(PYTEST) -m "$(quick)" $(hang) $(or $(ARGS),$(parallel))
 	$(if $(ARGS),,$(sdk_pytest))
 
-test-long: $(tested) ## those that take six seconds and more (tests/long.txt)
+test-long: $(tested) ## those that take two seconds and more (tests/long.txt)
 	$(PYTEST) -m "long and $(seconds)" $(hang) $(or $(ARGS),$(parallel))
 
 test-times: $(tested) ## both, on an idle machine; writes tests/long.txt
