@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from contracts.errors import BodyTooLarge, Unavailable
 from gateway import metrics
@@ -21,6 +21,9 @@ from gateway.openai.asked import Told
 from gateway.translating import Stored
 from runtime import niceness
 from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
+from runtime.thread_turns import ThreadTurns
+
+T = TypeVar("T")
 
 DECODER = (sys.executable, "-m", "gateway.decoder")
 #: Seconds a helper may take, and seconds a body may wait for a helper. The heaviest body of 16 MiB takes one second of
@@ -48,6 +51,7 @@ class Decoding:
             nice=niceness.DECODER,
         )
         self._starting: asyncio.Future[None] | None = None
+        self._beside = ThreadTurns("translate", waiting_each=_WAITING, nice=niceness.DECODER)
         self._closed = False
 
     def start(self) -> None:
@@ -75,6 +79,17 @@ class Decoding:
         found: Reading = await self._helped(tenant, encode_reading(reading, body))
         return found
 
+    async def beside(self, tenant: str, tally: Tally, work: Callable[[], T]) -> T:
+        """What `work` on a body makes of it, on a thread if the body is large; tenants take turns. Raises what `work`
+        does, and Unavailable when too many wait."""
+        if tally.light:
+            return work()
+        try:
+            return await self._beside.run(tenant, work)
+        except asyncio.QueueFull:
+            metrics.SHED.labels("decoding").inc()
+            raise _overloaded() from None
+
     async def _helped(self, tenant: str, question: bytes) -> Any:
         """A helper's answer."""
         metrics.HEAVY.inc()
@@ -85,17 +100,20 @@ class Decoding:
                 return decode_answer(await self._children.call(tenant, question, DEADLINE_S, WAIT_S))
             except (ChildrenBusy, ChildTimeout):
                 metrics.SHED.labels("decoding").inc()
-                raise Unavailable(
-                    "this gateway reads as many large bodies as it can; try again", code="overloaded"
-                ) from None
+                raise _overloaded() from None
             except ChildDied:
                 if self._closed:
                     raise Unavailable("this gateway is stopping; try again") from None
         raise BodyTooLarge("the body could not be decoded within this gateway's memory; send fewer values")
 
     async def close(self) -> None:
-        """Stop the helpers."""
+        """Stop the helpers and the thread."""
         self._closed = True
+        self._beside.stop()
         if self._starting is not None:
             self._starting.cancel()
         await self._children.close()
+
+
+def _overloaded() -> Unavailable:
+    return Unavailable("this gateway reads as many large bodies as it can; try again", code="overloaded")

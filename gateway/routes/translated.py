@@ -3,7 +3,6 @@ caller's format. Sessions, limits, hints, times and metrics are those of a relay
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any
 
@@ -56,11 +55,12 @@ class _TranslatedRun(RelayRun):
         body, tally = self._relay.take(), Tally()
         tally.add(body)
         await self._learn(body, tally)
-        # What is large is translated beside the loop: probabilities of 5,000 tokens take half a second.
-        made = self._translated(body) if tally.light else await asyncio.to_thread(self._translated, body)
+        # Probabilities of 5,000 tokens take half a second.
+        tenant, beside = self._job.session.tenant, self._parts.decoding.beside
+        made = await beside(tenant, tally, lambda: self._translated(body))
         self._ends()
         made |= await self._kept()
-        told = sse.encoded(made) if tally.light else await asyncio.to_thread(sse.encoded, made)
+        told = await beside(tenant, tally, lambda: sse.encoded(made))
         headers = {"Content-Type": "application/json; charset=utf-8"} | self._headers()
         return web.Response(body=told, headers=headers | {timing.HEADER: self._timing()})
 

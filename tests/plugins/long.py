@@ -1,5 +1,5 @@
 """Tests that take long: those that `tests/long.txt` names get the marker `long`. `make test` leaves them to `make
-test-long`. `make test-times` runs both, and writes the list again by what each took.
+test-long`. `make test-times` runs both, and if all pass it writes the list again by what each took.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class _Times:
         if report.when == "call":
             self.seconds[name(report.nodeid)] += report.duration  # type: ignore[assignment]
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus:
+            return  # a test that fails says nothing of its time
         found = (test for test in self.seconds if self.seconds[test] >= LONG_S and not test.startswith(ALWAYS))
         LIST.write_text("".join(f"{test}\n" for test in sorted(found)))

@@ -50,6 +50,10 @@ def test_the_list_is_written_by_what_each_took(tmp_path: Path) -> None:
         return done.stdout
 
     assert LONG_S > 0.6 and "1 passed, 2 deselected" in run("-m", "long")
+    (tmp_path / "test_bad.py").write_text("def test_bad() -> None:\n    raise ValueError\n")
+    run(UPBEAT_TEST_TIMES="1")
+    assert (tmp_path / "long.txt").read_text() == "test_it.py::test_short\n", "not all have passed"
+    (tmp_path / "test_bad.py").unlink()
     run(UPBEAT_TEST_TIMES="1")
     assert (tmp_path / "long.txt").read_text() == "test_it.py::test_parts\n"
     assert "2 passed, 1 deselected" in run("-m", "long")
